@@ -1,0 +1,82 @@
+"""The results document: what one run says, as plain data that round-trips through JSON.
+
+Terminal, JUnit and Markdown reports are made from it, never the other way round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA = "lockstep.results/1"
+
+Verdict = Literal["pass", "fail", "undecided", "error"]
+# Exit status by verdict (design of the command): CI reads this.
+EXIT_STATUS: dict[str, int] = {"pass": 0, "fail": 1, "undecided": 2, "error": 3}
+
+
+@dataclass
+class Score:
+    """One statistic of one output: ``value`` over ``limit`` above 1 is a finding. Units: see ``unit``."""
+
+    output: str
+    statistic: str
+    value: float
+    limit: float
+    unit: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.limit if self.limit > 0 else (0.0 if self.value == 0 else float("inf"))
+
+
+@dataclass
+class Finding:
+    """One violated expectation: what, where in words, how far beyond its limit, and how to replay it."""
+
+    layer: str
+    op: str
+    provider: str
+    case: str
+    statistic: str
+    output: str
+    value: float
+    limit: float
+    where: str
+    message: str
+    replay: str
+
+
+@dataclass
+class CaseResult:
+    """One case of one provider. ``controls``: faults planted on the spot in its outputs, and those noticed."""
+
+    op: str
+    provider: str
+    case: str
+    verdict: Verdict
+    scores: list[Score] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    controls_planted: int = 0
+    controls_caught: int = 0
+    seconds: float = 0.0
+    note: str = ""
+
+
+@dataclass
+class Document:
+    """One run. ``skipped``: provider -> reason. ``controls``: provider-level negative controls."""
+
+    command: str
+    verdict: Verdict
+    environment: dict[str, Any]
+    cases: list[CaseResult]
+    skipped: dict[str, str] = field(default_factory=dict)
+    controls: list[dict[str, Any]] = field(default_factory=list)
+    ledger: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    schema: str = SCHEMA
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for case in self.cases for finding in case.findings]
