@@ -49,7 +49,7 @@ class Finding:
 
 @dataclass
 class CaseResult:
-    """One case of one provider. ``controls``: faults planted on the spot in its outputs, and those noticed."""
+    """One case of one provider. ``controls``: faults planted in its outputs, and those noticed."""
 
     op: str
     provider: str
