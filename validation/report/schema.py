@@ -27,12 +27,26 @@ class Score:
 
     @property
     def ratio(self) -> float:
-        return self.value / self.limit if self.limit > 0 else (0.0 if self.value == 0 else float("inf"))
+        return ratio(self.value, self.limit)
+
+
+@dataclass
+class Element:
+    """One wrong element: its place in words, what was found and expected, and its own score over the limit."""
+
+    at: str
+    found: float
+    expected: float
+    ratio: float
 
 
 @dataclass
 class Finding:
-    """One violated expectation: what, where in words, how far beyond its limit, and how to replay it."""
+    """One violated expectation: what, where in words, how far beyond its limit, and how to replay it.
+
+    ``worst`` lists the worst elements (for the map of a replay). ``known`` is the issue of the ledger entry
+    that excuses it, if any.
+    """
 
     layer: str
     op: str
@@ -45,6 +59,12 @@ class Finding:
     where: str
     message: str
     replay: str
+    worst: list[Element] = field(default_factory=list)
+    known: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return ratio(self.value, self.limit)
 
 
 @dataclass
@@ -62,6 +82,11 @@ class CaseResult:
     seconds: float = 0.0
     note: str = ""
 
+    @property
+    def excused(self) -> bool:
+        """Failed, and every finding is in the ledger."""
+        return self.verdict == "fail" and bool(self.findings) and all(f.known for f in self.findings)
+
 
 @dataclass
 class Document:
@@ -75,8 +100,14 @@ class Document:
     controls: list[dict[str, Any]] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
     schema: str = SCHEMA
 
     @property
     def findings(self) -> list[Finding]:
         return [finding for case in self.cases for finding in case.findings]
+
+
+def ratio(value: float, limit: float) -> float:
+    """How many times its limit a value is; anything over a limit of zero is infinitely far beyond."""
+    return value / limit if limit > 0 else (0.0 if value == 0 else float("inf"))

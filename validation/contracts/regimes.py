@@ -1,0 +1,45 @@
+"""Input generators shared by the contracts' regimes. All draw on the CPU from the case's seed alone.
+
+Neutral data hides faults, so nothing here is neutral by default: scales differ from 1, slots are sparse and
+permuted, what must not be read is poisoned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Generator, Tensor
+
+from validation.contracts.contract import Case
+
+
+def generator(case: Case) -> Generator:
+    """A generator seeded by the whole case line: two cases never share their data."""
+    digest = hashlib.sha256(case.line().encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def normal(g: Generator, *shape: int) -> Tensor:
+    """Standard normal FP32."""
+    return torch.randn(shape, generator=g)
+
+
+def uniform(g: Generator, *shape: int) -> Tensor:
+    """Uniform in [0, 1), FP32."""
+    return torch.rand(shape, generator=g)
+
+
+def outliers(g: Generator, width: int) -> Tensor:
+    """Three column numbers that carry outliers."""
+    return torch.randperm(width, generator=g)[:3]
+
+
+def sparse_slots(g: Generator, count: int) -> Tensor:
+    """``count`` distinct slot numbers from 1 to 2 * count + 2, in random order: never 0, never a range. int32."""
+    return (torch.randperm(2 * count + 2, generator=g)[:count] + 1).to(torch.int32)
+
+
+def log_uniform_half_lives(g: Generator, *shape: int) -> Tensor:
+    """Half-lives log-uniform over 1 to 1e5 tokens."""
+    return torch.exp(uniform(g, *shape) * torch.log(torch.tensor(1e5)))

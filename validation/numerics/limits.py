@@ -1,0 +1,48 @@
+"""Tail bounds: how large an honest deviation can be at a given probability.
+
+``bernstein``: for a sum of independent zero-mean terms, the smooth part (roundings, uniform, hence sub-Gaussian with
+their own variance) and the rare jumps (variance ``jump_variance``, each at most ``jump``):
+P(|X| >= t) <= 2 exp(-x) with t = sqrt(2 (var + jump_variance) x) + jump x / 3 (Bernstein's inequality).
+``crossing``: the probability that noise carries a value across a rounding boundary at distance d.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Crossings rarer than this are taken as impossible: at most 1e7 rounded elements a case leave 1e-9 of a case's share.
+NEGLIGIBLE = 1e-18
+
+
+def log_odds(share: float, tests: float) -> float:
+    """x = ln(2 tests / share): two-sided level of each of ``tests`` tests that spend ``share`` together."""
+    return math.log(2.0 * max(tests, 1.0) / share)
+
+
+def bernstein(variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None, x: float) -> Tensor:
+    """Limit of |error| at level 2 exp(-x); element by element."""
+    if jump_variance is None or jump is None:
+        return torch.sqrt(2 * x * variance)
+    return torch.sqrt(2 * x * (variance + jump_variance)) + jump * (x / 3)
+
+
+def crossing(
+    distance: Tensor, variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None
+) -> Tensor:
+    """Upper estimate of P(error > distance) for distance >= 0: a normal tail for the smooth part plus, for rare
+    jumps, the smaller of Chebyshev's and Bernstein's bounds."""
+    deviation = torch.sqrt(variance)
+    tail = 0.5 * torch.erfc(distance / (deviation * math.sqrt(2)).clamp(min=1e-300))
+    tail = torch.where((variance == 0) & (distance > 0), torch.zeros_like(tail), tail)
+    if jump_variance is None or jump is None:
+        return tail
+    squared = distance * distance
+    # A jump may meet a boundary that the smooth part has nearly reached: give it that head start.
+    reach = (distance - 6 * deviation).clamp(min=0)
+    chebyshev = jump_variance / (reach * reach).clamp(min=1e-300)
+    exponential = torch.exp(-squared / (2 * (jump_variance + jump * distance / 3)).clamp(min=1e-300))
+    rare = torch.minimum(chebyshev.clamp(max=1.0), exponential)
+    return (tail + torch.where(jump_variance > 0, rare, torch.zeros_like(rare))).clamp(max=1.0)
