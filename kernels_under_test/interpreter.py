@@ -42,7 +42,11 @@ _EXPECTED = {
     "ReduceScanOpInterface.apply": ("self", "input"),
     "ReduceScanOpInterface.to_tensor": ("self", "ret", "dtype"),
     "GridExecutor.__call__": ("self", "args_dev", "kwargs"),
+    "GridExecutor._restore_args_dev": ("self", "args_dev", "args_hst", "kwargs", "kwargs_hst"),
     "_patch_lang_tensor": ("tensor", "scope"),
+    "_patch_lang": ("fn",),
+    "_LangPatchScope.restore": ("self",),
+    "_get_np_dtype": ("tt_dtype",),
 }
 
 

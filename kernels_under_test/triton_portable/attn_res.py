@@ -1,10 +1,10 @@
 """Attention-residual mix and RMSNorm of one boundary, one program a row.
 
-The association is that of the subject's AttnRes kernel (kimi_k3_ops 3.2): the blocks are mixed before the
-new prefix is known, into U = sum_b e_b X_b with e_b = exp(l_b - max), S = sum_b e_b; then with the prefix P,
-alpha and eps_P the weights of U and P relative to the larger logit and den = alpha S + eps_P, the
-mixture is (alpha U + eps_P P) / den. The normed output never divides by den: it takes the mean square from the
-quadratic form Q = alpha^2 sum U^2 + 2 alpha eps_P sum U P + eps_P^2 sum P^2 and scales eps by den^2.
+The association is that of the subject's AttnRes kernel (kimi_k3_ops 3.2). The blocks are mixed before the
+new prefix is known: U = sum_b e_b X_b and S = sum_b e_b, with e_b = exp(logit_b - largest). With the prefix P,
+the weights w_mix and w_last of U and P relative to the larger logit, and den = w_mix S + w_last, the mixture is
+(w_mix U + w_last P) / den. The normed output never divides by den: its mean square comes from the quadratic form
+Q = w_mix^2 sum U^2 + 2 w_mix w_last sum U P + w_last^2 sum P^2, and eps is multiplied by den^2 instead.
 
 What this cannot show: the subject's order of summation over seven clustered blocks, and its mailboxes.
 """
@@ -42,19 +42,23 @@ def _premix(blocks, stride_block, column, inside, weight, columns, blocks_read, 
     slot = tl.arange(0, SLOTS)
     logits = tl.full([SLOTS], float("-inf"), dtype=tl.float32)
     for b in range(0, blocks_read):
-        x = tl.load(blocks + b * stride_block + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(blocks + tl.cast(b, tl.int64) * stride_block + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
         logits = tl.where(slot == b, _score(x, weight, columns, eps), logits)
     largest = tl.max(logits, axis=0)
     # Without blocks every logit is -inf, and -inf - -inf would be NaN.
     factors = tl.where(slot < blocks_read, tl.exp(logits - largest), 0.0)
     mix = tl.zeros_like(weight)
     for b in range(0, blocks_read):
-        x = tl.load(blocks + b * stride_block + column, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(blocks + tl.cast(b, tl.int64) * stride_block + column, mask=inside, other=0.0).to(
+            tl.float32
+        )
         mix += tl.sum(tl.where(slot == b, factors, 0.0), axis=0) * x
     return largest, tl.sum(factors, axis=0), mix
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks_read", "write_block"])
 def attn_res_kernel(
     prefix,
     delta,
@@ -105,24 +109,24 @@ def attn_res_kernel(
         tl.debug_barrier()
         tl.store(prefix + column, merged, mask=inside)
     if WRITE_BLOCK:
-        tl.store(blocks + write_block * stride_block + column, merged, mask=inside)
+        tl.store(blocks + tl.cast(write_block, tl.int64) * stride_block + column, merged, mask=inside)
     if WRITE_AUX:
         tl.store(aux + row * stride_aux + column, merged, mask=inside)
 
     last = merged.to(tl.float32)
     logit = _score(last, weight, columns, eps_score)
     top = tl.maximum(largest, logit)
-    alpha = tl.exp(largest - top)
-    epsilon = tl.exp(logit - top)
-    den = alpha * total + epsilon
+    w_mix = tl.exp(largest - top)
+    w_last = tl.exp(logit - top)
+    den = w_mix * total + w_last
     if FINISH_AS == 0:
-        square = alpha * alpha * tl.sum(mix * mix, axis=0)
-        square += 2.0 * alpha * epsilon * tl.sum(mix * last, axis=0)
-        square += epsilon * epsilon * tl.sum(last * last, axis=0)
+        square = w_mix * w_mix * tl.sum(mix * mix, axis=0)
+        square += 2.0 * w_mix * w_last * tl.sum(mix * last, axis=0)
+        square += w_last * w_last * tl.sum(last * last, axis=0)
         scale = tl.rsqrt(square / columns + eps * den * den)
-        result = (alpha * scale) * mix + (epsilon * scale) * last
+        result = (w_mix * scale) * mix + (w_last * scale) * last
     else:
-        result = (alpha / den) * mix + (epsilon / den) * last
+        result = (w_mix / den) * mix + (w_last / den) * last
         if FINISH_AS == 1:
             result = result.to(tl.bfloat16).to(tl.float32)
             result *= tl.rsqrt(tl.sum(result * result, axis=0) / columns + eps)

@@ -1,0 +1,149 @@
+"""y = bf16(x W^T): a skinny kernel for one or two rows, split-K with tensor cores above.
+
+Like the subject's packed input projections (kimi_k3_ops 3.3, 3.4): up to two rows the weights stream through
+plain multiply-adds; from three rows on they are the left operand of ``tl.dot``, each split sums a
+contiguous range of K in FP32, and a second kernel adds the splits in order and rounds once. Nothing depends
+on which program ends first, so equal calls give equal bits. ``TACTICS`` is the whole dispatch.
+
+What this cannot show: the subject's clusters, in which partial sums travel through shared memory.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (an annotation on a kernel's parameter means something to Triton)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from validation.contracts.arguments import ProjectionArguments
+
+
+@dataclass(frozen=True)
+class Tactic:
+    """How one range of batches is computed: kernel, rows and columns of ``out`` a program holds, step along K."""
+
+    kernel: Literal["skinny", "split_k"]
+    rows: int
+    columns: int
+    step: int
+    splits: int
+    warps: int
+    stages: int
+
+
+# Largest batch of the range -> tactic. Above the last entry its programs are repeated over blocks of rows.
+TACTICS = {
+    1: Tactic("skinny", rows=1, columns=4, step=1024, splits=1, warps=4, stages=3),
+    2: Tactic("skinny", rows=2, columns=4, step=1024, splits=1, warps=4, stages=3),
+    16: Tactic("split_k", rows=16, columns=64, step=128, splits=4, warps=4, stages=4),
+    32: Tactic("split_k", rows=32, columns=64, step=128, splits=2, warps=4, stages=4),
+    64: Tactic("split_k", rows=64, columns=64, step=128, splits=2, warps=4, stages=4),
+}
+# The interpreter pays by the operation, not by the element: the same kernels and splits in larger tiles.
+INTERPRETED = {"skinny": (64, 4096), "split_k": (512, 1024)}
+
+
+def dispatch(batch: int) -> Tactic:
+    """The tactic for a batch, of the smallest range that holds it."""
+    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+
+
+@triton.jit
+def skinny_kernel(
+    x, weight, out, stride_x, stride_weight, stride_out, batch, n, k,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, STEP)
+    total = tl.zeros([ROWS, COLUMNS, STEP], dtype=tl.float32)
+    for start in range(0, k, STEP):
+        inside = start + at < k
+        w_at = weight + column[:, None] * stride_weight + start + at[None, :]
+        w = tl.load(w_at, mask=(column[:, None] < n) & inside[None, :], other=0.0)
+        x_at = x + row[:, None] * stride_x + start + at[None, :]
+        v = tl.load(x_at, mask=(row[:, None] < batch) & inside[None, :], other=0.0)
+        total += v.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
+    result = tl.sum(total, axis=2).to(tl.bfloat16)
+    live = (row[:, None] < batch) & (column[None, :] < n)
+    tl.store(out + row[:, None] * stride_out + column[None, :], result, mask=live)
+
+
+@triton.jit
+def split_k_kernel(
+    x, weight, partial, stride_x, stride_weight, batch, n, k, k_split,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """partial[split, row, column] = the FP32 sum over this split's range of K."""
+    column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    split = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(2).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, STEP)
+    total = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
+    for step in range(0, k_split, STEP):
+        position = split * k_split + step + at
+        w_at = weight + column[:, None] * stride_weight + position[None, :]
+        w = tl.load(w_at, mask=(column[:, None] < n) & (position[None, :] < k), other=0.0)
+        x_at = x + row[None, :] * stride_x + position[:, None]
+        v = tl.load(x_at, mask=(row[None, :] < batch) & (position[:, None] < k), other=0.0)
+        total = tl.dot(w, v, total)
+    live = (row[None, :] < batch) & (column[:, None] < n)
+    tl.store(partial + (split * batch + row[None, :]) * n + column[:, None], total, mask=live)
+
+
+@triton.jit
+def add_splits_kernel(partial, out, stride_out, batch, n, splits, BLOCK: tl.constexpr):
+    """out[row, column] = bf16(partial[0] + partial[1] + ...), in this order."""
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.load(partial + row * n + column, mask=column < n, other=0.0)
+    for split in range(1, splits):
+        total += tl.load(partial + (split * batch + row) * n + column, mask=column < n, other=0.0)
+    tl.store(out + row * stride_out + column, total.to(tl.bfloat16), mask=column < n)
+
+
+def projection(a: ProjectionArguments) -> None:
+    """out[B, N] = bf16(x[B, K] weight[N, K]^T), FP32 accumulation, one rounding; any B, N, K.
+
+    Rows may lie apart; K and N must be dense.
+    """
+    need_dense_last_axis(x=a.x, weight=a.weight, out=a.out)
+    tactic = dispatch(a.x.shape[0])
+    columns, step = tactic.columns, tactic.step
+    if interpreted(a.x):
+        columns, step = INTERPRETED[tactic.kernel]
+    run = _skinny if tactic.kernel == "skinny" else _split_k
+    run(a.x, a.weight, a.out, tactic, columns, step)
+
+
+def _skinny(x: Tensor, weight: Tensor, out: Tensor, tactic: Tactic, columns: int, step: int) -> None:
+    (batch, k), n = x.shape, weight.shape[0]
+    grid = (triton.cdiv(n, columns), triton.cdiv(batch, tactic.rows))
+    skinny_kernel[grid](
+        x, weight, out, x.stride(0), weight.stride(0), out.stride(0), batch, n, k,
+        ROWS=tactic.rows, COLUMNS=columns, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,
+    )  # fmt: skip
+
+
+def _split_k(x: Tensor, weight: Tensor, out: Tensor, tactic: Tactic, columns: int, step: int) -> None:
+    (batch, k), n = x.shape, weight.shape[0]
+    k_split = triton.cdiv(triton.cdiv(k, tactic.splits), step) * step
+    partial = torch.empty(tactic.splits, batch, n, dtype=torch.float32, device=x.device)
+    grid = (triton.cdiv(n, columns), tactic.splits, triton.cdiv(batch, tactic.rows))
+    split_k_kernel[grid](
+        x, weight, partial, x.stride(0), weight.stride(0), batch, n, k, k_split,
+        ROWS=tactic.rows, COLUMNS=columns, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,
+    )  # fmt: skip
+    add_splits_kernel[triton.cdiv(n, 1024), batch](
+        partial, out, out.stride(0), batch, n, tactic.splits, BLOCK=1024
+    )
