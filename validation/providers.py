@@ -5,8 +5,9 @@ A provider is a name; under it, one implementation per operation. Registering is
     @implements("kda_decode", provider="mine", profile="stock")
     def kda_decode(a: KdaArguments) -> None: ...
 
-What this catches: plug-ins that do not import, register nothing, name an unknown operation or profile,
-or whose function takes the wrong number of arguments. What it cannot catch: wrong results (the judge does).
+What this catches: an unknown operation or profile, a function that takes the wrong number of arguments, two
+functions for the same operation, a missing package or device. What it cannot catch: wrong results (the
+judge does).
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import entry_points
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from validation.errors import Unavailable, UserError
+from validation.plugin_file import import_file
+from validation.trace import describe
 
 ENTRY_POINT_GROUP = "lockstep.providers"
 
@@ -33,6 +36,9 @@ BUILT_IN = {
 }
 # Providers that must be flagged: run as negative controls, never as candidates.
 CONTROLS = {"triton_uncorrected": "kernels_under_test.triton_uncorrected"}
+# The control is only evidence where its candidate ran.
+CONTROL_OF = {"triton_uncorrected": "triton"}
+RESERVED = {*BUILT_IN, *CONTROLS}
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,23 @@ class Implementation:
     supports: Callable[[Any], str | None] = lambda case: None
     deterministic: bool = True
 
+    def missing(self, device: str) -> str | None:
+        """Why this cannot run here on ``device``, or None."""
+        if device not in self.devices:
+            return f"runs on {' and '.join(self.devices)} only, not on {device}"
+        absent = [name for name in self.requires if not _importable(name)]
+        return f"needs the package {', '.join(absent)}, which is not installed" if absent else None
+
+
+def _importable(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        return False
+
 
 _REGISTRY: dict[tuple[str, str], Implementation] = {}
+_DEFINED_AT: dict[tuple[str, str], tuple[str, int]] = {}
 
 
 def implements(
@@ -67,10 +88,17 @@ def implements(
     supports: Callable[[Any], str | None] = lambda case: None,
     deterministic: bool = True,
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Register the decorated function as ``provider``'s implementation of ``op``."""
+    """Register the decorated function as ``provider``'s implementation of ``op``.
+
+    The function takes the contract's arguments, of which it writes the ``write`` and ``update`` fields in
+    place; or it returns the ``write`` fields in order. ``UserError`` if anything in the declaration is wrong.
+    """
 
     def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        _check_provider(provider)
+        _check_declaration(op, provider, profile, devices)
         _check_signature(op, provider, function)
+        _claim(op, provider, function)
         _REGISTRY[op, provider] = Implementation(
             op, provider, profile, function, requires, devices, supports, deterministic
         )
@@ -79,14 +107,170 @@ def implements(
     return register
 
 
+def implementation(op: str, provider: str) -> Implementation:
+    """The registered implementation. Raises UserError naming what is known."""
+    found = _REGISTRY.get((op, provider))
+    if found is not None:
+        return found
+    ops = implemented_by(provider)
+    if not ops:
+        raise UserError(f"unknown provider '{provider}'; known: {', '.join(known_providers())}")
+    raise UserError(f"provider '{provider}' does not implement '{op}'; it implements: {', '.join(ops)}")
+
+
+def implemented_by(provider: str) -> tuple[str, ...]:
+    """Operations that the loaded provider implements."""
+    return tuple(op for op, name in _REGISTRY if name == provider)
+
+
+def known_providers() -> tuple[str, ...]:
+    """Names that ``--provider`` accepts: built in, installed through the entry point, or loaded."""
+    loaded = [provider for _, provider in _REGISTRY if provider not in CONTROLS]
+    return tuple(dict.fromkeys([*BUILT_IN, *installed(), *loaded]))
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Providers that other packages offer through the entry-point group, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+@dataclass
+class Loaded:
+    """Providers ready to run, in order, and why others were skipped."""
+
+    providers: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def load(names: Sequence[str], plugins: Sequence[Path | str], device: str = "cpu") -> Loaded:
+    """Import the named providers and all plug-ins.
+
+    Without names: the providers of the plug-ins if there are plug-ins, else all built-in ones; what cannot
+    run here is skipped with its reason. A provider asked for by name that cannot run raises ``Unavailable``.
+    """
+    from_plugins = [name for path in dict.fromkeys(map(str, plugins)) for name in load_plugin(Path(path))]
+    wanted = list(dict.fromkeys(names or from_plugins or BUILT_IN))
+    loaded = Loaded()
+    for name in wanted:
+        try:
+            load_provider(name)
+            _require(name, device)
+            loaded.providers.append(name)
+        except Unavailable as error:
+            if names:
+                raise
+            loaded.skipped[name] = str(error)
+    return loaded
+
+
+def load_provider(name: str) -> None:
+    """Import one provider by name: already registered, built in, a control, or an installed entry point."""
+    if implemented_by(name):
+        return
+    package = {**BUILT_IN, **CONTROLS}.get(name)
+    if package:
+        _import(name, package, lambda: importlib.import_module(package))
+    elif point := installed().get(name):
+        _import(name, point.module, point.load)
+    else:
+        raise UserError(f"unknown provider '{name}'; known: {', '.join(known_providers())}")
+    if not implemented_by(name):
+        raise UserError(f"provider '{name}' registers no operation under that name")
+
+
+def _import(name: str, package: str, run: Callable[[], object]) -> None:
+    try:
+        run()
+    except ModuleNotFoundError as error:
+        missing = error.name or str(error)
+        if package == missing or package.startswith(missing + "."):
+            raise Unavailable(f"provider '{name}' is not part of this installation ({package})") from None
+        top = missing.split(".")[0]
+        raise Unavailable(f"provider '{name}' needs the package {top}, which is not installed") from None
+    except ImportError as error:
+        raise Unavailable(f"provider '{name}' cannot use an installed package: {describe(error)}") from None
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"provider '{name}' does not import: {describe(error)}") from error
+
+
+_PLUGINS: dict[Path, tuple[str, ...]] = {}
+
+
+def load_plugin(path: Path) -> tuple[str, ...]:
+    """Import a plug-in file; returns the providers it registers. The same file is imported once."""
+    whole = path.resolve()
+    if whole not in _PLUGINS:
+        before = set(_REGISTRY)
+        import_file(path)
+        new = [key for key in _REGISTRY if key not in before]
+        _check_names(path, whole, new)
+        new = [key for key in new if key[1] not in RESERVED]  # a plug-in may build on a built-in provider
+        if not new:
+            raise UserError(
+                f"plug-in {path} registers nothing; decorate a function with "
+                '@implements("OPERATION", provider="NAME") from validation.providers'
+            )
+        _PLUGINS[whole] = tuple(dict.fromkeys(provider for _, provider in new))
+    return _PLUGINS[whole]
+
+
+def _check_names(path: Path, whole: Path, new: list[tuple[str, str]]) -> None:
+    for key in new:
+        if key[1] in RESERVED and _DEFINED_AT[key][0] == str(whole):
+            raise UserError(f"plug-in {path} uses the built-in provider name '{key[1]}'; choose another")
+
+
+def _require(provider: str, device: str) -> None:
+    """Raise Unavailable unless some operation of the loaded provider can run on ``device``."""
+    reasons = [_REGISTRY[op, provider].missing(device) for op in implemented_by(provider)]
+    if all(reasons):
+        raise Unavailable(f"provider '{provider}' {reasons[0]}")
+
+
+def _check_provider(provider: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]+", provider):
+        raise UserError(f"'{provider}' is no provider name: letters, digits and _ . + - only")
+
+
+def _check_declaration(op: str, provider: str, profile: str, devices: tuple[str, ...]) -> None:
+    from validation.contracts import contract_named
+
+    profiles = contract_named(op).profiles
+    if profile not in profiles:
+        known = ", ".join(profiles)
+        raise UserError(f"{provider}'s {op} declares the unknown profile '{profile}'; known: {known}")
+    if unknown := [d for d in devices if d not in ("cpu", "cuda")]:
+        raise UserError(f"{provider}'s {op} names the unknown device '{unknown[0]}'; known: cpu, cuda")
+
+
 def _check_signature(op: str, provider: str, function: Callable[..., Any]) -> None:
     from validation.contracts import contract_named
 
-    contract = contract_named(op)
+    expected = contract_named(op).arguments.__name__
     try:
-        inspect.signature(function).bind(object())
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a callable written in C: nothing to check before it is called
+    try:
+        signature.bind(object())
     except TypeError:
+        name = getattr(function, "__name__", "function")
         raise UserError(
-            f"{provider}'s {op} must take one argument, a {contract.arguments.__name__}; "
-            f"found {function.__name__}{inspect.signature(function)}"
+            f"{provider}'s {op} must take one argument, a {expected} (from validation.contracts.arguments); "
+            f"found {name}{signature}"
         ) from None
+
+
+def _claim(op: str, provider: str, function: Callable[..., Any]) -> None:
+    """Refuse a second function for the same operation; the same definition run again replaces itself."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = (code.co_filename, code.co_firstlineno) if code else (repr(function), 0)
+    before = _DEFINED_AT.setdefault((op, provider), place)
+    if before != place:
+        first, second = (f"{file.rsplit('/', 1)[-1]} line {line}" for file, line in (before, place))
+        raise UserError(
+            f"provider '{provider}' implements '{op}' twice: in {first} and in {second}; "
+            "give one of them another provider name"
+        )

@@ -60,7 +60,8 @@ class KdaArguments:
     ``projected`` rows are b * q + t; columns: q, k, v (d each), output gate (d), f_a (rank of the
     low-rank decay gate), beta (H), padding that must not be read. ``conv_weight[j, part, channel]``: tap j
     (0 oldest), part q, k, v. ``conv_state[slot, channel, column]``: q, k, v channels, column 0 oldest; stored
-    token-major. ``state[slot, head, v, k]`` FP32. ``slots[request, t]``: where the state after token t goes;
+    token-major. ``state[slot, head, v, k]`` FP32. ``free_slot`` belongs to nobody; ``wide_slots`` asks the arena to lay
+    slots more than 2**31 elements apart. ``slots[request, t]``: where the state after token t goes;
     <= 0 is the null slot. ``accepted[request]``: tokens accepted by the step before (1 for q = 1).
     """
 
@@ -81,6 +82,8 @@ class KdaArguments:
     lower_bound: float = -5.0
     eps_l2: float = 1e-6
     eps: float = 1e-5
+    free_slot: int = 0
+    wide_slots: bool = False
 
     @property
     def width(self) -> int:

@@ -73,6 +73,11 @@ def build(case: Case) -> AttnResArguments:
             tensor[rows // 2] = 0
     if case.regime == "nan_row":
         delta[rows // 2, width // 3] = float("nan")
+    # What this boundary does not use must not be read.
+    if case["merge"] == MERGES.index("replace"):
+        prefix[:] = float("nan")
+    if case["merge"] == MERGES.index("keep"):
+        delta[:] = float("nan")
     return AttnResArguments(
         prefix=prefix.bfloat16(),
         delta=delta.bfloat16(),
@@ -219,24 +224,24 @@ def cases(tier: Tier) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _row(name: str) -> Output:
-    views = {
-        "prefix": lambda a: a.prefix,
-        "block": lambda a: a.blocks[:, a.write_block],
-        "aux": lambda a: a.aux,
-    }
-    return Output(name, ("row", "column"), "bf16", views[name], exact=True)
-
+_AXES = ("row", "column")
 
 CONTRACT = Contract(
     name="attn_res",
     summary="attention-residual mix and RMSNorm",
     arguments=AttnResArguments,
     outputs=(
-        _row("prefix"),
-        _row("block"),
-        _row("aux"),
-        Output("out", ("row", "column"), "bf16", lambda a: a.out, slices=(("row",),), shared=("column",)),
+        Output("prefix", _AXES, "bf16", lambda a: a.prefix, exact=True),
+        Output(
+            "block",
+            _AXES,
+            "bf16",
+            lambda a: a.blocks[:, a.write_block],
+            exact=True,
+            present=lambda a: a.write_block >= 0,
+        ),
+        Output("aux", _AXES, "bf16", lambda a: a.aux, exact=True, present=lambda a: a.write_aux),
+        Output("out", _AXES, "bf16", lambda a: a.out, slices=(("row",),), shared=("column",)),
     ),
     regimes=REGIMES,
     build=build,

@@ -182,7 +182,7 @@ def strides(a: KdaArguments) -> dict[str, tuple[int, ...]]:
     ``projected`` with a pitch. A ``wide`` case spreads the slots."""
     slots, channels, columns = a.conv_state.shape
     page = a.heads * a.head_dim * a.head_dim
-    spread = _WIDE_STRIDE if getattr(a, "wide", False) else page + 256
+    spread = _WIDE_STRIDE if a.wide_slots else page + 256
     return {
         "conv_state": (columns * channels + 192, 1, channels),
         "state": (spread, a.head_dim * a.head_dim, a.head_dim, 1),

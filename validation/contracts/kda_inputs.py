@@ -41,8 +41,8 @@ def build(case: Case) -> KdaArguments:
     a = _recipe(g, case.regime, heads, dim, requests, q, spare=shape.get("spare", 0))
     _REGIME_CHANGES.get(case.regime, lambda g, a: None)(g, a)
     _poison_free_slots(a)
-    if case.regime == "wide_offsets":
-        a.wide = True  # type: ignore[attr-defined]
+    a.wide_slots = case.regime == "wide_offsets"
+    a.free_slot = _free_slot(a)
     return a
 
 
@@ -82,6 +82,12 @@ def _recipe(g: Generator, regime: str, heads: int, dim: int, requests: int, q: i
 def _wide_slots(requests: int, q: int) -> Tensor:
     """The highest slots of a short pool, so that a stride of 2**30 elements passes 2**31."""
     return (torch.arange(requests * q).flip(0) + 1).to(torch.int32).reshape(requests, q)
+
+
+def _free_slot(a: KdaArguments) -> int:
+    """A slot that no request owns; 0 (the null slot) if the pool is full."""
+    owned = set(a.slots.flatten().tolist())
+    return next((slot for slot in range(1, a.state.shape[0]) if slot not in owned), 0)
 
 
 def _speed(a: KdaArguments) -> Tensor:

@@ -2,7 +2,8 @@
 
 ``bernstein``: for a sum of independent zero-mean terms, the smooth part (roundings, uniform, hence sub-Gaussian with
 their own variance) and the rare jumps (variance ``jump_variance``, each at most ``jump``):
-P(|X| >= t) <= 2 exp(-x) with t = sqrt(2 (var + jump_variance) x) + jump x / 3 (Bernstein's inequality).
+P(|X| >= t) <= 2 exp(-x) with t = sqrt(2 (var + jump_variance) x) + jump x / 3 (Bernstein's inequality, and Bennett's
+where it is sharper).
 ``crossing``: the probability that noise carries a value across a rounding boundary at distance d.
 """
 
@@ -23,10 +24,31 @@ def log_odds(share: float, tests: float) -> float:
 
 
 def bernstein(variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None, x: float) -> Tensor:
-    """Limit of |error| at level 2 exp(-x); element by element."""
+    """Limit of |error| at level 2 exp(-x), element by element.
+
+    Where jumps are very rare, Bernstein's inequality is loose; Bennett's, from which it follows, is taken for the jumps
+    alone (smooth part and jumps at half the level each), whichever is smaller.
+    """
+    smooth = torch.sqrt(2 * x * variance)
     if jump_variance is None or jump is None:
-        return torch.sqrt(2 * x * variance)
-    return torch.sqrt(2 * x * (variance + jump_variance)) + jump * (x / 3)
+        return smooth
+    joint = torch.sqrt(2 * x * (variance + jump_variance)) + jump * (x / 3)
+    halved = x + math.log(2)
+    apart = torch.sqrt(2 * halved * variance) + bennett(jump_variance, jump, halved)
+    return torch.where(jump > 0, torch.minimum(joint, apart), smooth)
+
+
+def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
+    """t with (V / J**2) h(t J / V) = x, h(u) = (1 + u) ln(1 + u) - u: P(X >= t) <= exp(-x) for a sum of independent
+    terms of total variance V, none above J (Bennett 1962). 0 where there is no jump."""
+    rate = (variance / (jump * jump).clamp(min=1e-300)).clamp(min=1e-30)
+    target = x / rate - 1
+    # v ln v - v = target by Newton's method; the start is above the root of a convex function.
+    v = target.clamp(min=2.0) + math.e
+    for _ in range(40):
+        v = (v + target) / torch.log(v)
+        v = v.clamp(min=1 + 1e-9)
+    return torch.where(jump > 0, (v - 1) * rate * jump, torch.zeros_like(jump))
 
 
 def crossing(

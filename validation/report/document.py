@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from validation.errors import UserError
-from validation.report.plain import Malformed, from_plain, to_plain
+from validation.report.plain import MalformedError, from_plain, to_plain
 from validation.report.schema import SCHEMA, Document
 
 
@@ -32,7 +32,7 @@ def from_json(text: str, name: str = "the text") -> Document:
         raise UserError(f"{name} is not a results document: {found}, expected '{SCHEMA}'")
     try:
         return from_plain(Document, data)
-    except Malformed as error:
+    except MalformedError as error:
         raise UserError(f"{name} is damaged: {error}; run again to write it anew") from None
 
 

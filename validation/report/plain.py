@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from functools import cache
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,7 +17,7 @@ T = TypeVar("T")
 NON_FINITE = ("inf", "-inf", "nan")
 
 
-class Malformed(ValueError):
+class MalformedError(ValueError):
     """Data that does not have the shape of the results schema; the message says where."""
 
 
@@ -41,22 +40,17 @@ def dump_line(value: Any) -> str:
 
 
 def from_plain(kind: type[T], data: Any, where: str = "document") -> T:
-    """Inverse of ``to_plain`` for a dataclass. Raises Malformed naming the place."""
+    """Inverse of ``to_plain`` for a dataclass. Raises MalformedError naming the place."""
     if not isinstance(data, dict):
-        raise Malformed(f"{where} is not an object")
-    hints = _hints(kind)
+        raise MalformedError(f"{where} is not an object")
+    hints = get_type_hints(kind)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     if unknown := sorted(set(data) - set(fields)):
-        raise Malformed(f"{where} has an unknown field '{unknown[0]}'")
+        raise MalformedError(f"{where} has an unknown field '{unknown[0]}'")
     for name, f in fields.items():
         if name not in data and f.default is f.default_factory is dataclasses.MISSING:
-            raise Malformed(f"{where} lacks the field '{name}'")
+            raise MalformedError(f"{where} lacks the field '{name}'")
     return kind(**{name: _decoded(hints[name], v, f"{where}.{name}") for name, v in data.items()})
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _decoded(hint: Any, value: Any, where: str) -> Any:
@@ -68,7 +62,9 @@ def _decoded(hint: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         return _checked(value, value in inner, where, f"one of {', '.join(map(str, inner))}")
     if origin in (Union, UnionType):
-        return None if value is None else _decoded(next(h for h in inner if h is not type(None)), value, where)
+        return (
+            None if value is None else _decoded(next(h for h in inner if h is not type(None)), value, where)
+        )
     if origin in (list, tuple):
         _checked(value, isinstance(value, list), where, "a list")
         return origin(_decoded(inner[0], v, f"{where}[{i}]") for i, v in enumerate(value))
@@ -87,5 +83,5 @@ def _number(value: Any, where: str) -> float:
 
 def _checked(value: Any, right: bool, where: str, expected: str) -> Any:
     if not right:
-        raise Malformed(f"{where} is {str(value)[:40]!r}, not {expected}")
+        raise MalformedError(f"{where} is {str(value)[:40]!r}, not {expected}")
     return value

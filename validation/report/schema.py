@@ -32,7 +32,7 @@ class Score:
 
 @dataclass
 class Element:
-    """One wrong element: its place in words, what was found and expected, and its own score over the limit."""
+    """One wrong element: its place, what was found and expected, and its score over the limit."""
 
     at: str
     found: float
@@ -69,7 +69,8 @@ class Finding:
 
 @dataclass
 class CaseResult:
-    """One case of one provider. ``controls``: faults planted in its outputs, and those noticed."""
+    """One case of one provider. ``controls``: faults planted in its outputs, and those noticed.
+    ``mean_squares``: mean squared score by output, 1 where the noise is as predicted."""
 
     op: str
     provider: str
@@ -79,6 +80,7 @@ class CaseResult:
     findings: list[Finding] = field(default_factory=list)
     controls_planted: int = 0
     controls_caught: int = 0
+    mean_squares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     note: str = ""
 
@@ -109,5 +111,7 @@ class Document:
 
 
 def ratio(value: float, limit: float) -> float:
-    """How many times its limit a value is; anything over a limit of zero is infinitely far beyond."""
+    """How many times its limit a value is; infinite for a NaN or a limit of zero."""
+    if value != value:
+        return float("inf")
     return value / limit if limit > 0 else (0.0 if value == 0 else float("inf"))

@@ -1,0 +1,1 @@
+"""Data with provenance: calibration records and measurement records. No code."""

@@ -1,0 +1,51 @@
+"""Calibrated inflation factors: golden/calibration/<operation>.json, one factor per output and statistic.
+
+Where the model's independence fails, a statistic is wider than predicted; the factor widens its deviation. It was
+measured on honest variants (``lockstep calibrate``) and is stored with its provenance. A missing record means 1.
+
+Catches: a damaged or hand-edited record (factor below 1 or above 4: the model must be refined instead).
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from validation.errors import UserError
+
+SCHEMA = "lockstep.calibration/1"
+LARGEST_FACTOR = 4.0
+
+
+@cache
+def inflation_for(op: str, output: str) -> dict[str, float]:
+    """Statistic -> factor (at least 1) for one output of one operation."""
+    record = files("golden").joinpath("calibration", f"{op}.json")
+    if not record.is_file():
+        return {}
+    factors = parse(record.read_text(encoding="utf-8"), str(record))
+    return factors.get(output, {})
+
+
+def parse(text: str, name: str) -> dict[str, dict[str, float]]:
+    """Factors by output and statistic. Raises UserError for a record that is not one."""
+    remedy = "restore it from the repository or run 'lockstep calibrate' again"
+    try:
+        record: dict[str, Any] = json.loads(text)
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema {record['schema']!r}")
+        factors = {
+            output: {statistic: float(f) for statistic, f in by_statistic.items()}
+            for output, by_statistic in record["factors"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"calibration record {name} is damaged ({type(error).__name__}: {error}); {remedy}") from None
+    for output, by_statistic in factors.items():
+        for statistic, factor in by_statistic.items():
+            if not 1.0 <= factor <= LARGEST_FACTOR:
+                raise UserError(
+                    f"calibration record {name}: factor {factor:g} of {output}/{statistic} is outside [1, 4]; {remedy}"
+                )
+    return factors

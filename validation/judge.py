@@ -1,0 +1,229 @@
+"""Judge one case of one provider: run it in the arena, predict its noise, compare.
+
+Catches: everything the contract's outputs, state and memory rules can show at this shape and regime. Cannot catch:
+faults that need another shape, another regime, several steps or several ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from validation.calibration import inflation_for
+from validation.contracts import contract_named
+from validation.contracts.arena import Arena, Violation, store_returned
+from validation.contracts.contract import Case, Contract, Output, tensor_specs
+from validation.controls import planted
+from validation.numerics.arithmetic import Noise
+from validation.numerics.profile import Profile
+from validation.numerics.scores import Question, Statistic, judge
+from validation.numerics.value import Value
+from validation.providers import Implementation
+from validation.report.schema import CaseResult, Finding, Score
+from validation.report.where import describe
+
+
+def judge_case(
+    case: Case,
+    implementation: Implementation,
+    device: str,
+    *,
+    share: float,
+    mode: str = "profile",
+    controls: bool = False,
+) -> CaseResult:
+    """Verdict, scores and findings of one case.
+
+    ``share`` is the case's part of the family-wise false-alarm budget. ``mode``: ``profile`` (the provider rounds where
+    it declared) or ``accuracy`` (any choice at the optional sites). With ``controls``, faults are planted in the outputs
+    on the spot and must be noticed, and the case is run twice to compare bits.
+    """
+    started = time.perf_counter()
+    contract = contract_named(case.op)
+    result = CaseResult(case.op, implementation.provider, case.line(), "pass")
+    report = _Reporter(result, case, implementation, device)
+    clean = on_device(contract.build(case), device)
+    arena = Arena(contract, clean, device)
+    if not _run(arena, implementation, report):
+        return _closed(result, started)
+    for violation in arena.check():
+        report.violation(violation)
+    observed = observe(contract, arena.arguments)
+    predicted = predict(contract, implementation.profile, device, mode, clean)
+    statistics = {}
+    for output in contract.outputs:
+        if output.name in predicted:
+            statistics[output.name] = assess(contract, output, observed[output.name], predicted, share)
+            report.output(output, statistics[output.name])
+    if controls:
+        _control(contract, clean, observed, predicted, share, result)
+        if implementation.deterministic:
+            _repeat(contract, clean, implementation, device, observed, report)
+    return _closed(result, started)
+
+
+def on_device(arguments: Any, device: str) -> Any:
+    """The same arguments with every tensor on ``device``."""
+    moved = {name: getattr(arguments, name).to(device) for name in tensor_specs(arguments)}
+    return dataclasses.replace(arguments, **moved)
+
+
+def observe(contract: Contract, arguments: Any) -> dict[str, Tensor]:
+    """The judged views of the arguments after a run, copied."""
+    return {
+        output.name: output.view(arguments).clone()
+        for output in contract.outputs
+        if output.present(arguments)
+    }
+
+
+def predict(contract: Contract, profile: str, device: str, mode: str, clean: Any) -> dict[str, Value]:
+    """The noise reading of the reference under the named profile."""
+    chosen: Profile = contract.profiles[profile].on(device)
+    if mode == "accuracy":
+        chosen = chosen.accuracy()
+    return contract.reference(Noise(chosen), clean)
+
+
+def assess(
+    contract: Contract, output: Output, observed: Tensor, predicted: dict[str, Value], share: float
+) -> list[Statistic]:
+    """All statistics of one output. Bit-exact outputs spend none of the share, the others an equal part each."""
+    value = predicted[output.name]
+    if output.exact:
+        return [_bits(observed, value)]
+    judged = sum(1 for o in contract.outputs if not o.exact and o.name in predicted)
+    question = Question(
+        output.axes,
+        output.format,
+        share / judged,
+        output.slices,
+        output.shared,
+        inflation_for(contract.name, output.name),
+    )
+    return judge(observed, value, question)
+
+
+def _bits(observed: Tensor, value: Value) -> Statistic:
+    """Bit-exact outputs: any differing bit is wrong, except between NaN payloads."""
+    expected = value.mean.to(observed.dtype)
+    same = (observed == expected) & (torch.signbit(observed) == torch.signbit(expected))
+    wrong = ~(same | (torch.isnan(observed) & torch.isnan(expected)))
+    count = int(wrong.sum())
+    detail = f"{count} of {wrong.numel()} elements differ from the bit-exact result" if count else ""
+    return Statistic("bits", float(count), 0.5, detail, wrong if count else None)
+
+
+def _run(arena: Arena, implementation: Implementation, report: _Reporter) -> bool:
+    """Call the provider; False if it raised or returned what cannot be judged."""
+    try:
+        returned = implementation.function(arena.arguments)
+        if arena.device.type == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        message = f"raised {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        report.add("exception", "", 1.0, 0.0, f"{last.name}, line {last.lineno}", message)
+        return False
+    violations = store_returned(arena, returned)
+    for violation in violations:
+        report.violation(violation)
+    return not violations
+
+
+def _control(
+    contract: Contract,
+    clean: Any,
+    observed: dict[str, Tensor],
+    predicted: dict[str, Value],
+    share: float,
+    result: CaseResult,
+) -> None:
+    """Plant faults in copies of the observed outputs; each must be noticed where the honest output was not."""
+    for output in contract.outputs:
+        if output.name not in predicted:
+            continue
+        before = output.view(clean)
+        for fault in planted(output, observed[output.name], before):
+            result.controls_planted += 1
+            statistics = assess(contract, output, fault, predicted, share)
+            result.controls_caught += any(s.failed for s in statistics)
+
+
+def _repeat(
+    contract: Contract,
+    clean: Any,
+    implementation: Implementation,
+    device: str,
+    observed: dict[str, Tensor],
+    report: _Reporter,
+) -> None:
+    """The same call from the same state must give the same bits."""
+    arena = Arena(contract, clean, device)
+    if not _run(arena, implementation, report):
+        return
+    for output in contract.outputs:
+        if output.name not in observed:
+            continue
+        again = output.view(arena.arguments)
+        differs = (again != observed[output.name]) & ~(torch.isnan(again) & torch.isnan(observed[output.name]))
+        if bool(differs.any()):
+            where = describe(differs.cpu(), output.axes)
+            message = f"{int(differs.sum())} elements changed between two equal calls"
+            report.add("not_repeatable", output.name, float(differs.sum()), 0.0, where, message)
+
+
+def _closed(result: CaseResult, started: float) -> CaseResult:
+    if result.findings:
+        result.verdict = "fail"
+        result.findings.sort(key=lambda f: -(f.value / f.limit if f.limit > 0 else float("inf")))
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+class _Reporter:
+    """Turns statistics and violations into scores and findings of one result."""
+
+    def __init__(self, result: CaseResult, case: Case, implementation: Implementation, device: str) -> None:
+        self.result = result
+        self.case = case
+        self.provider = implementation.provider
+        suffix = "@cuda" if device == "cuda" else ""
+        self.replay = f"lockstep replay '{self.provider}/{case.line()}{suffix}'"
+
+    def add(self, statistic: str, output: str, value: float, limit: float, where: str, message: str) -> None:
+        self.result.findings.append(
+            Finding(
+                "kernels",
+                self.case.op,
+                self.provider,
+                self.case.line(),
+                statistic,
+                output,
+                value,
+                limit,
+                where,
+                message,
+                self.replay,
+            )
+        )
+
+    def violation(self, violation: Violation) -> None:
+        where = "" if violation.mask is None else describe(violation.mask.cpu(), violation.axes)
+        count = 1.0 if violation.mask is None else float(violation.mask.sum())
+        self.result.scores.append(Score(violation.field, violation.statistic, count, 0.5))
+        self.add(violation.statistic, violation.field, count, 0.5, where, violation.message)
+
+    def output(self, output: Output, statistics: list[Statistic]) -> None:
+        for s in statistics:
+            self.result.scores.append(Score(output.name, s.name, s.value, s.limit))
+            if s.mean_square is not None:
+                self.result.mean_squares[output.name] = s.mean_square
+            if s.failed:
+                where = "" if s.where is None else describe(s.where.cpu(), output.axes)
+                self.add(s.name, output.name, s.value, s.limit, where, s.detail)

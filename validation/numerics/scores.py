@@ -1,0 +1,275 @@
+"""Statistics of one output against its predicted noise, each with a limit from the false-alarm budget.
+
+All are ratios value / limit; above 1 is a finding. ``y`` observed, ``m`` predicted before the store, s the spacing of
+the storage grid, var the predicted variance before the store.
+
+* ``nonfinite``: NaN, +inf and -inf stand where the reference has them.
+* ``excess``: distance of m from the interval of values that round to y, over Bernstein's limit for that element.
+* ``flips``: elements not on the predicted grid point, against their expected number.
+* ``mean_square``: squared errors over their expectation (noise and the uniform error of the store), per tensor and slice.
+* ``bias``: mean error in units of the noise, per tensor and slice.
+* ``projection``: error along the truth (a scale error), per tensor and slice.
+
+Catches: see ``tests``: each is shown to fail on a planted error. Cannot catch: errors below the noise of the declared
+profile that neither add up nor point one way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from validation.numerics.formats import FP32, FORMATS, Format
+from validation.numerics.limits import bernstein, crossing, log_odds
+from validation.numerics.grouping import Grouping
+from validation.numerics.value import Value
+
+STATISTICS = ("nonfinite", "excess", "flips", "mean_square", "bias", "projection")
+
+
+@dataclass
+class Statistic:
+    """``value`` over ``limit``; ``where`` marks the elements that break it (None: no single place)."""
+
+    name: str
+    value: float
+    limit: float
+    detail: str = ""
+    where: Tensor | None = None
+    mean_square: float | None = None
+
+    @property
+    def failed(self) -> bool:
+        return not self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of one output: its storage format, axes and slices, the share of the false-alarm budget that its
+    statistics spend together, and the calibrated inflation of the predicted deviation by statistic."""
+
+    axes: tuple[str, ...]
+    format: str
+    share: float
+    slices: tuple[tuple[str, ...], ...] = ()
+    shared: tuple[str, ...] = ()
+    inflation: dict[str, float] | None = None
+
+    def inflation_of(self, statistic: str) -> float:
+        return (self.inflation or {}).get(statistic, 1.0)
+
+
+def judge(observed: Tensor, predicted: Value, question: Question) -> list[Statistic]:
+    """All statistics of one output. ``observed`` in its storage dtype, any device; ``predicted`` before the store."""
+    fmt = FORMATS[question.format]
+    y, m = observed.double(), predicted.mean
+    grid = fmt.round(m)
+    results = [_nonfinite(y, grid, predicted)]
+    finite = torch.isfinite(y) & torch.isfinite(grid) & torch.isfinite(m)
+    share = question.share / len(STATISTICS)
+    noise = _noise(predicted, finite, share)
+    # Elements that are not finite are judged by their mask alone: here they count as exactly predicted.
+    y = torch.where(finite, y, torch.zeros_like(y))
+    m = torch.where(finite, m, torch.zeros_like(m))
+    results.append(_excess(y, m, noise, fmt, share, question))
+    if fmt is not FP32:
+        results.append(_flips(y, m, noise, fmt, share, question))
+    results += _sliced(y, m, noise, fmt, share, question)
+    return results
+
+
+@dataclass
+class _Parts:
+    variance: Tensor
+    jump_variance: Tensor | None
+    jump: Tensor | None
+
+
+def _noise(predicted: Value, finite: Tensor, share: float) -> _Parts:
+    """The predicted noise of the finite elements. Jumps so rare that all of them together stay below an eighth of the
+    share are left out: they would widen limits for what will not happen."""
+
+    def clean(part: Tensor | None) -> Tensor | None:
+        if part is None:
+            return None
+        part = part.expand(finite.shape)
+        return torch.where(finite & torch.isfinite(part), part, torch.zeros_like(part))
+
+    variance, jump_variance, jump = (clean(part) for part in predicted.parts())
+    if variance is None:
+        variance = torch.zeros_like(predicted.mean)
+    if jump_variance is None or jump is None:
+        return _Parts(variance, None, None)
+    probability = jump_variance / (jump * jump).clamp(min=1e-300)
+    real = probability > share / (8 * max(finite.numel(), 1))
+    zero = torch.zeros_like(jump)
+    return _Parts(variance, torch.where(real, jump_variance, zero), torch.where(real, jump, zero))
+
+
+def _nonfinite(y: Tensor, grid: Tensor, predicted: Value) -> Statistic:
+    """Non-finite where the other is not, or of another kind. Elements within noise of overflow are let be."""
+    nan = torch.isnan(y) != torch.isnan(grid)
+    infinite = (torch.isinf(y) | torch.isinf(grid)) & (y != grid) & ~torch.isnan(y) & ~torch.isnan(grid)
+    wrong = nan | infinite
+    if bool(wrong.any()) and predicted.variance is not None:
+        edge = torch.isfinite(predicted.mean) & (predicted.mean.abs() >= FP32.maximum * (1 - 2.0**-9))
+        wrong = wrong & ~edge
+    count = int(wrong.sum())
+    detail = ""
+    if count:
+        extra, lost = int((~torch.isfinite(y) & wrong & torch.isfinite(grid)).sum()), 0
+        lost = count - extra
+        detail = f"{extra} non-finite where the reference is finite, {lost} the other way or of another kind"
+    return Statistic("nonfinite", float(count), 0.5, detail, wrong if count else None)
+
+
+def _excess(
+    y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question
+) -> Statistic:
+    low, high = fmt.bracket(fmt.round(y))
+    beyond = torch.maximum(m - high, low - m).clamp(min=0)
+    # An observed value that is not on the storage grid cannot be: dtypes are checked before.
+    x = log_odds(share, y.numel())
+    factor = question.inflation_of("excess")
+    limit = factor * bernstein(noise.variance, noise.jump_variance, noise.jump, x)
+    ratio = torch.where(beyond > 0, beyond / limit.clamp(min=1e-300), torch.zeros_like(beyond))
+    if ratio.numel() == 0:
+        return Statistic("excess", 0.0, 1.0)
+    flat = int(ratio.argmax())
+    worst = float(ratio.flatten()[flat])
+    sd = float(torch.sqrt(noise.variance.flatten()[flat]))
+    detail = (
+        f"observed {float(y.flatten()[flat]):.8g}, expected {float(m.flatten()[flat]):.8g} "
+        f"(sd {sd:.2g}, limit {float(limit.flatten()[flat]):.2g}) at {_position(flat, y.shape, question.axes)}"
+    )
+    where = ratio > 1
+    return Statistic("excess", worst, 1.0, detail, where if worst > 1 else None)
+
+
+def _position(flat: int, shape: torch.Size, axes: tuple[str, ...]) -> str:
+    words = []
+    for size, axis in zip(reversed(shape), reversed(axes), strict=True):
+        if size > 1:
+            words.append(f"{axis} {flat % size}")
+        flat //= size
+    return ", ".join(reversed(words)) or "the only element"
+
+
+def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question) -> Statistic:
+    grid = fmt.round(m)
+    flipped = y != grid
+    low, high = fmt.bracket(grid)
+    factor = question.inflation_of("flips")
+    variance = noise.variance * factor**2
+    p = (
+        crossing(high - m, variance, noise.jump_variance, noise.jump)
+        + crossing(m - low, variance, noise.jump_variance, noise.jump)
+    ).clamp(max=1.0)
+    expected = float(p.sum())
+    spread = expected * _sharing(question, y.shape)
+    x = log_odds(share, 1)
+    limit = expected + (2 * spread * x) ** 0.5 + x / 3 * _sharing_count(expected, y.numel())
+    count = int(flipped.sum())
+    detail = f"{count} of {y.numel()} elements off their predicted grid point, {expected:.3g} expected"
+    return Statistic("flips", float(count), limit, detail, flipped if count > limit else None)
+
+
+def _sharing_count(expected: float, elements: int) -> float:
+    """One source of shared noise flips several elements at once; at least one."""
+    return max(1.0, min(4.0, elements / 1024))
+
+
+def _sharing(question: Question, shape: torch.Size) -> float:
+    """How many elements of a slice one source of noise moves together: the largest shared axis."""
+    sizes = dict(zip(question.axes, shape, strict=True))
+    return float(max([1, *(sizes[axis] for axis in question.shared)]))
+
+
+# -- sums over slices ----------------------------------------------------------------------------------------------
+
+
+def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question) -> list[Statistic]:
+    """Mean square, bias and projection, the worst over the whole tensor and every slice.
+
+    Elements that a rare jump may hit are judged by their excess alone, exactly predicted ones (padding, zero rows)
+    carry no noise to measure by: neither is counted here.
+    """
+    spacing = fmt.spacing(fmt.round(y))
+    deviation = torch.sqrt(noise.variance + spacing * spacing / 12)
+    counted = noise.variance > 0
+    if noise.jump is not None:
+        counted = counted & (noise.jump == 0)
+    zero = torch.zeros_like(y)
+    standardised = torch.where(counted, (y - m) / deviation, zero)
+    towards = torch.where(counted, m / deviation, zero)
+    groups = ((), *question.slices)
+    worst: dict[str, Statistic] = {}
+    for group in groups:
+        sums = _Sums(Grouping(y.shape, question.axes, group), standardised, towards, counted, question)
+        for statistic in (
+            _mean_square(sums, share / len(groups)),
+            _bias(sums, share / len(groups)),
+            _projection(sums, share / len(groups)),
+        ):
+            best = worst.get(statistic.name)
+            if best is None or statistic.value * best.limit > best.value * statistic.limit:
+                worst[statistic.name] = statistic
+    n = float(counted.sum())
+    worst["mean_square"].mean_square = float((standardised**2).sum()) / n if n else None
+    return list(worst.values())
+
+
+class _Sums:
+    """Sums over the slices of one grouping. ``sharing``: how many summed elements one source of noise moves together
+    (the largest shared axis that is summed over)."""
+
+    def __init__(
+        self, grouping: Grouping, standardised: Tensor, towards: Tensor, counted: Tensor, question: Question
+    ) -> None:
+        self.grouping = grouping
+        self.question = question
+        z, t = grouping.matrix(standardised), grouping.matrix(towards)
+        self.count = grouping.matrix(counted.double()).sum(1)
+        self.total, self.squares = z.sum(1), (z * z).sum(1)
+        self.along, self.truth = (z * t).sum(1), (t * t).sum(1)
+        sizes = dict(zip(question.axes, standardised.shape, strict=True))
+        summed = [sizes[axis] for axis in question.shared if axis not in grouping.kept]
+        self.sharing = float(max([1, *summed]))
+
+    def worst(self, name: str, value: Tensor, limit: float | Tensor, unit: str) -> Statistic:
+        if value.numel() == 0:
+            return Statistic(name, 0.0, 1.0)
+        limits = torch.as_tensor(limit, dtype=value.dtype, device=value.device).expand(value.shape)
+        ratio = value / limits
+        flat = int(ratio.argmax())
+        failed = ratio > 1
+        where = self.grouping.spread(failed) if bool(failed.any()) else None
+        detail = f"{float(value[flat]):.4g} {unit}, limit {float(limits[flat]):.4g} ({self.grouping.label})"
+        return Statistic(name, float(value[flat]), float(limits[flat]), detail, where)
+
+
+def _mean_square(sums: _Sums, share: float) -> Statistic:
+    """Expected 1. Limit by Laurent and Massart (2000, lemma 1) for a chi-square of count / sharing degrees."""
+    n = sums.count.clamp(min=1)
+    x = log_odds(share, n.numel())
+    degrees = n / sums.sharing
+    limit = 1 + 2 * torch.sqrt(x / degrees) + 2 * x / degrees
+    inflation = sums.question.inflation_of("mean_square") ** 2
+    return sums.worst("mean_square", sums.squares / n, inflation * limit, "times the predicted square")
+
+
+def _bias(sums: _Sums, share: float) -> Statistic:
+    n = sums.count.clamp(min=1)
+    x = log_odds(share, n.numel())
+    limit = sums.question.inflation_of("bias") * (2 * x) ** 0.5
+    return sums.worst("bias", sums.total.abs() / torch.sqrt(n * sums.sharing), limit, "sd of the mean error")
+
+
+def _projection(sums: _Sums, share: float) -> Statistic:
+    norm = torch.sqrt(sums.truth * sums.sharing)
+    value = torch.where(norm > 0, sums.along.abs() / norm.clamp(min=1e-300), torch.zeros_like(norm))
+    x = log_odds(share, norm.numel())
+    limit = sums.question.inflation_of("projection") * (2 * x) ** 0.5
+    return sums.worst("projection", value, limit, "sd along the truth")

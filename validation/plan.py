@@ -1,0 +1,167 @@
+"""What a run will do: the cases of the selected operations and providers, and each one's share of the budget.
+
+What this catches: selections that name something unknown or leave nothing to run. What it cannot catch:
+anything about results.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from validation import contracts, providers
+from validation.contracts.contract import Case
+from validation.errors import Unavailable, UserError
+
+BUDGET = 1e-3  # probability that a whole run of right providers has any false alarm
+COUNTED_AS = 10_000  # cases; see ``share``
+CONTROL_CASES = 2  # cases of each operation on which a provider-level control must be flagged
+JUDGE = "validation.judge:judge_case"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The selection and everything else that decides what a run computes."""
+
+    ops: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    tier: str = "quick"
+    device: str = "cpu"
+    seed: int = 0
+    mode: str = "profile"
+    budget: float = BUDGET
+    case_timeout: float | None = None
+    judge: str = JUDGE
+
+
+@dataclass(frozen=True)
+class Task:
+    """One case of one provider. ``role`` "control": a provider that must be flagged."""
+
+    provider: str
+    case: Case
+    controls: bool = False
+    role: str = "candidate"
+
+    @property
+    def key(self) -> str:
+        """What is replayed: PROVIDER/OP:shape:REGIME:SEED."""
+        return f"{self.provider}/{self.case.line()}"
+
+
+@dataclass
+class Plan:
+    """Tasks in the order of the decode step, with what was left out and why."""
+
+    settings: Settings
+    tasks: list[Task]
+    skipped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return share(self.settings.budget, sum(task.role == "candidate" for task in self.tasks))
+
+
+def share(budget: float, cases: int) -> float:
+    """One case's part of the family-wise false-alarm budget.
+
+    A run counts as at least 10,000 cases, so that limits do not depend on what was selected: a case that is
+    replayed alone, or run with ``--op``, meets the limits of the whole run. Only a run of more cases than
+    that has tighter shares (that is, wider limits) than the replay of one of its cases.
+    """
+    return budget / max(COUNTED_AS, cases)
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Load the providers and list the tasks; the returned settings name every operation and provider."""
+    ops = settings.ops or tuple(contracts.contracts())
+    for op in ops:
+        contracts.contract_named(op)
+    for name in settings.providers:
+        if name in providers.CONTROLS:
+            raise UserError(f"'{name}' is a negative control: it runs by itself, where it must be flagged")
+    loaded = providers.load(settings.providers, settings.plugins, settings.device)
+    settings = replace(settings, ops=tuple(dict.fromkeys(ops)), providers=tuple(loaded.providers))
+    plan = Plan(settings, [], dict(loaded.skipped))
+    for op in settings.ops:
+        for provider in settings.providers:
+            plan.tasks += _tasks(plan, op, provider)
+    if not plan.tasks:
+        raise UserError(f"nothing to run: {_why_empty(plan)}")
+    plan.tasks += _control_tasks(plan)
+    return plan
+
+
+def _tasks(plan: Plan, op: str, provider: str) -> list[Task]:
+    """Cases of the tier that the provider serves; controls are planted in the first."""
+    if op not in providers.implemented_by(provider):
+        return []
+    implementation = providers.implementation(op, provider)
+    if reason := implementation.missing(plan.settings.device):
+        plan.skipped[f"{provider}/{op}"] = reason
+        return []
+    cases, refused = [], Counter[str]()
+    for case in cases_of(op, plan.settings):
+        if reason := _refusal(implementation, case):
+            refused[reason] += 1
+        else:
+            cases.append(case)
+    for reason, count in refused.items():
+        plan.notes.append(
+            f"{provider} does not serve {count} {'case' if count == 1 else 'cases'} of {op}: {reason}"
+        )
+    return [Task(provider, case, controls=i == 0) for i, case in enumerate(cases)]
+
+
+def cases_of(op: str, settings: Settings) -> list[Case]:
+    """Cases of one operation with their seeds shifted."""
+    cases = contracts.contract_named(op).cases(settings.tier)  # type: ignore[arg-type]
+    return [replace(case, seed=case.seed + settings.seed) for case in cases]
+
+
+def _refusal(implementation: providers.Implementation, case: Case) -> str | None:
+    try:
+        return implementation.supports(case)
+    except Exception as error:
+        name = f"{implementation.provider}'s supports() for {implementation.op}"
+        raise UserError(f"{name} raised {type(error).__name__}: {error} on {case.line()}") from error
+
+
+def _control_tasks(plan: Plan) -> list[Task]:
+    """Cases of providers that must be flagged, on the CPU, where their candidate runs too."""
+    tasks: list[Task] = []
+    if plan.settings.device != "cpu":
+        return tasks
+    for control, candidate in providers.CONTROL_OF.items():
+        chosen = [task for task in plan.tasks if task.provider == candidate]
+        if not chosen:
+            continue
+        try:
+            providers.load_provider(control)
+        except Unavailable as error:
+            plan.notes.append(f"negative control not run: {error}")
+            continue
+        for op in dict.fromkeys(task.case.op for task in chosen):
+            tasks += _control_cases(control, [task.case for task in chosen if task.case.op == op])
+    return tasks
+
+
+def _control_cases(control: str, cases: Sequence[Case]) -> list[Task]:
+    if cases[0].op not in providers.implemented_by(control):
+        return []
+    return [Task(control, case, role="control") for case in cases[:CONTROL_CASES]]
+
+
+def _why_empty(plan: Plan) -> str:
+    """Why a selection holds no case."""
+    if not plan.settings.providers:
+        return "; ".join(plan.skipped.values()) or "no provider was selected"
+    if reasons := [*plan.skipped.values(), *plan.notes]:
+        return "; ".join(reasons)
+    served = [
+        f"{name} implements {', '.join(providers.implemented_by(name))}" for name in plan.settings.providers
+    ]
+    return f"no selected provider implements {', '.join(plan.settings.ops)}; " + "; ".join(served)

@@ -1,0 +1,146 @@
+"""One worker process seen from the parent: start, talk, ask where it hangs, kill with its children.
+
+What this catches: the end of the process, its signal, and its last words. What it cannot catch: children
+that left the worker's process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import validation
+from validation.report.plain import dump_line
+from validation.trace import dumped_place, last_words
+from validation.worker import Setup
+
+READ = 1 << 16
+SIGNALS = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGKILL": "often for lack of memory"}
+PROMPTNESS = 0.5  # seconds a hanging worker gets to say where it is
+
+
+def environment(device: str) -> dict[str, str]:
+    """The environment of a worker: everything that must be fixed before anything imports triton."""
+    env = dict(os.environ)
+    root = str(Path(validation.__file__).parent.parent)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
+    env |= device_variables(device)
+    if device == "cuda":
+        env.pop("TRITON_INTERPRET", None)
+    else:
+        env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return env
+
+
+def device_variables(device: str) -> dict[str, str]:
+    """Without a GPU, Triton kernels run in Triton's interpreter."""
+    chosen = {"LOCKSTEP_DEVICE": device}
+    return chosen if device == "cuda" else chosen | {"TRITON_INTERPRET": "1"}
+
+
+class Worker:
+    """A started worker. ``served`` counts the cases it has answered."""
+
+    def __init__(self, setup: Setup, log: Path) -> None:
+        self.provider = setup.provider
+        self.served = 0
+        self.log = log
+        self._unread = b""
+        with log.open("ab") as stderr:
+            self.log_start = log.stat().st_size
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "validation.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment(setup.device),
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.fileno()
+        os.set_blocking(self.output, False)
+        self.send(setup)
+
+    def send(self, message: Any) -> None:
+        """Write one line; a worker that is gone is noticed when its output ends."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write((dump_line(message) + "\n").encode())
+            self.process.stdin.flush()
+
+    def receive(self) -> tuple[list[Any], bool]:
+        """Messages that have arrived, and whether the worker is at its end."""
+        ended = self.process.poll() is not None  # a child may still hold its output open
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.output, READ):
+                self._unread += chunk
+            ended = True
+        *lines, self._unread = self._unread.split(b"\n")
+        return [json.loads(line) for line in lines], ended
+
+    def stderr(self) -> str:
+        """What the worker wrote to stdout and stderr since ``mark`` (the end of it, if it is long)."""
+        with self.log.open("rb") as log:
+            log.seek(max(self.log_start, self.log.stat().st_size - READ))
+            return log.read().decode(errors="replace")
+
+    def mark(self) -> None:
+        """Forget what was written so far: a new case begins."""
+        self.log_start = self.log.stat().st_size
+
+    def kill(self) -> None:
+        """End the worker and every process of its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+
+    def cause_of_death(self) -> str:
+        """How a worker that closed its output ended, where, and its last words."""
+        try:
+            ending = _ending(self.process.wait(PROMPTNESS))
+        except subprocess.TimeoutExpired:
+            ending = "it closed its pipe"
+        self.kill()
+        text = self.stderr()
+        inside, words = dumped_place(text), last_words(text)
+        message = f"the process died: {ending}"
+        message += f" in {inside}" if inside else ""
+        return message + (f"; its last line: {words}" if words else "")
+
+    def cause_of_hang(self, seconds: float) -> str:
+        """Where a worker that does not answer is, after which it is killed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+        inside, until = "", time.monotonic() + PROMPTNESS
+        while not inside and time.monotonic() < until:
+            time.sleep(0.02)
+            inside = dumped_place(self.stderr())
+        words = last_words(self.stderr())
+        self.kill()
+        message = f"no result after {seconds:g} s, killed" + (f" in {inside}" if inside else "")
+        return message + (f"; its last line: {words}" if words else "")
+
+
+def _ending(status: int) -> str:
+    if status >= 0:
+        return f"it exited with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    known = {
+        "SIGSEGV": "segmentation fault",
+        "SIGABRT": "abort",
+        "SIGKILL": "killed, often for lack of memory",
+    }
+    return f"{name} ({known[name]})" if name in known else name

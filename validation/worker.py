@@ -1,0 +1,221 @@
+"""The process in which cases run: one provider, one case at a time, JSON lines over pipes.
+
+What this catches: an exception of the provider's function (a finding), an exception of Lockstep itself (an
+error of the case), noise on stdout, an illegal access that spoils the CUDA context (the worker says that
+it must be replaced). A crash or a hang ends this process; the parent (``validation.pool``) sees that.
+What it cannot catch: a provider that writes to file descriptors it did not open.
+
+Started with ``python -m validation.worker``. Requests: first ``Setup``, then one ``Request`` a line.
+Replies: ``Ready``, then one ``Reply`` a line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from validation.errors import UserError
+from validation.report.plain import dump_line, from_plain
+from validation.report.schema import CaseResult, Finding
+from validation.trace import describe, place
+
+
+@dataclass
+class Setup:
+    """First line: what this worker is for. ``judge`` is MODULE:FUNCTION."""
+
+    judge: str
+    provider: str
+    device: str
+    plugins: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Ready:
+    """Answer to the setup; ``failed`` says in one line why the worker cannot work."""
+
+    failed: str = ""
+
+
+@dataclass
+class Request:
+    """One case to judge, as ``Case.line()``, with its share of the false-alarm budget."""
+
+    case: str
+    share: float
+    mode: str = "profile"
+    controls: bool = False
+
+
+@dataclass
+class Reply:
+    """The result, and whether this process must not be used again."""
+
+    result: CaseResult
+    spoiled: bool = False
+
+
+class ProviderRaised(BaseException):  # noqa: N818 - it is no error of ours
+    """The provider's function raised ``cause``. A BaseException, so that no judge mistakes it for its own."""
+
+    def __init__(self, cause: BaseException, spoiled: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.spoiled = spoiled
+
+
+def main() -> None:
+    """Serve requests until the pipe closes."""
+    requests, replies = _private_streams()
+    _die_with_parent()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # a hang is asked where it is
+    setup = from_plain(Setup, json.loads(requests.readline()))
+    try:
+        judge, implementation = _prepare(setup)
+    except BaseException as error:
+        traceback.print_exc()
+        _send(replies, Ready(failed=describe(error)))
+        return
+    _send(replies, Ready())
+    for line in requests:
+        reply = answer(judge, implementation, setup, from_plain(Request, json.loads(line)))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        _send(replies, _sound(reply))
+
+
+def _private_streams() -> tuple[IO[str], IO[str]]:
+    """Move the protocol off stdin and stdout, so that a kernel that prints or reads cannot disturb it."""
+    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed outright must not leave a hanging kernel behind (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def _send(replies: IO[str], message: Ready | Reply) -> None:
+    replies.write(dump_line(message) + "\n")
+    replies.flush()
+
+
+def _sound(reply: Reply) -> Reply:
+    """The reply, or an error where the judge left something in it that the results schema does not hold."""
+    try:
+        from_plain(Reply, json.loads(dump_line(reply)))
+    except (TypeError, ValueError) as error:
+        result = reply.result
+        note = f"Lockstep itself failed: the judge's result does not fit the schema: {describe(error)}"
+        return Reply(CaseResult(result.op, result.provider, result.case, "error", note=note), reply.spoiled)
+    return reply
+
+
+def _prepare(setup: Setup) -> tuple[Callable[..., CaseResult], Callable[[str], Any]]:
+    module, function = setup.judge.split(":")
+    judge = getattr(importlib.import_module(module), function)
+    from validation.providers import implementation, load_plugin, load_provider
+
+    for path in setup.plugins:
+        load_plugin(Path(path))
+    load_provider(setup.provider)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # two workers share the machine with its users
+    return judge, lambda op: implementation(op, setup.provider)
+
+
+def answer(judge: Callable[..., CaseResult], find: Callable[[str], Any], setup: Setup, ask: Request) -> Reply:
+    """Judge one case; whatever is raised becomes part of the result."""
+    from validation.contracts.contract import Case
+
+    case = Case.parse(ask.case)
+    result = CaseResult(case.op, setup.provider, ask.case, "error")
+    began = time.monotonic()
+    spoiled = False
+    try:
+        guarded = _guarded(find(case.op), setup.device)
+        result = judge(case, guarded, setup.device, share=ask.share, mode=ask.mode, controls=ask.controls)
+    except ProviderRaised as raised:
+        traceback.print_exc()
+        spoiled = raised.spoiled
+        _blame(result, raised)
+    except UserError as error:
+        result.note = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        spoiled = _cuda_spoiled(setup.device)
+        result.note = f"Lockstep itself failed: {describe(error)} ({place(error)})"
+    result.seconds = result.seconds or time.monotonic() - began
+    return Reply(result, spoiled)
+
+
+def _blame(result: CaseResult, raised: ProviderRaised) -> None:
+    """An exception of the provider's function is a finding, unless the machine merely lacked memory."""
+    message = f"raised {describe(raised.cause)} (in {place(raised.cause)})"
+    if type(raised.cause).__name__ in ("OutOfMemoryError", "MemoryError"):
+        result.note = f"out of memory: the provider {message}"
+        return
+    result.verdict = "fail"
+    result.findings = [failure(result, "crash" if raised.spoiled else "exception", message)]
+
+
+def failure(result: CaseResult, statistic: str, message: str) -> Finding:
+    """The finding of a case that has no outputs to judge: an exception, a crash or a hang."""
+    at = (result.op, result.provider, result.case)
+    return Finding("kernels", *at, statistic, "", 1.0, 0.0, "everywhere", message, "")
+
+
+def _guarded(implementation: Any, device: str) -> Any:
+    """The implementation with its exceptions marked as its own."""
+
+    def function(arguments: Any) -> Any:
+        try:
+            returned = implementation.function(arguments)
+            if device == "cuda":
+                _finish_cuda()
+            return returned
+        except BaseException as error:
+            raise ProviderRaised(error, _cuda_spoiled(device)) from error
+
+    return dataclasses.replace(implementation, function=function)
+
+
+def _finish_cuda() -> None:
+    """Wait for the kernel, so that an illegal access surfaces in the call that made it."""
+    import torch
+
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize()
+
+
+def _cuda_spoiled(device: str) -> bool:
+    if device != "cuda":
+        return False
+    try:
+        _finish_cuda()
+    except Exception:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    # Not this module's own main: classes of __main__ are not those that others import.
+    importlib.import_module("validation.worker").main()
