@@ -37,6 +37,15 @@ def _version(package: str) -> str:
         return "absent"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``device`` where there is no GPU."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("device"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """The same random numbers whichever tests ran before."""

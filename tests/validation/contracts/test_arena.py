@@ -78,9 +78,14 @@ LAYOUTS = {
 }
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.device)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(params=LAYOUTS)
-def arena(request: pytest.FixtureRequest) -> Arena:
-    return Arena(_contract(LAYOUTS[request.param]), _arguments())
+def arena(request: pytest.FixtureRequest, device: str) -> Arena:
+    return Arena(_contract(LAYOUTS[request.param]), _arguments(), device)
 
 
 def _only(arena: Arena) -> Violation:
@@ -101,8 +106,8 @@ def test_honest_writer(arena: Arena) -> None:
 
 def test_arguments_arrive_bit_for_bit(arena: Arena) -> None:
     given, placed = _arguments(), arena.arguments
-    assert torch.equal(placed.x.view(torch.int16), given.x.view(torch.int16))
-    assert torch.equal(placed.cache.view(torch.int32), given.cache.view(torch.int32))
+    assert torch.equal(placed.x.cpu().view(torch.int16), given.x.view(torch.int16))
+    assert torch.equal(placed.cache.cpu().view(torch.int32), given.cache.view(torch.int32))
     assert placed.x.data_ptr() % 256 == 0
     assert placed.out.isnan().all()
 
@@ -215,7 +220,7 @@ def test_replaced_tensor_and_changed_scalar(arena: Arena) -> None:
 
 def test_tensor_pointed_elsewhere(arena: Arena) -> None:
     _honest(arena.arguments)
-    arena.arguments.x.set_(torch.zeros(ROWS, COLUMNS, dtype=torch.bfloat16))
+    arena.arguments.x.set_(torch.zeros_like(arena.arguments.x))
     assert [(v.field, v.statistic) for v in arena.check()] == [("x", "replaced")]
 
 
