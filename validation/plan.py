@@ -7,12 +7,11 @@ anything about results.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from validation import contracts, providers
 from validation.contracts.contract import Case
-from validation.errors import Unavailable, UserError
+from validation.errors import UserError
 
 BUDGET = 1e-3  # probability that a whole run of right providers has any false alarm
 COUNTED_AS = 10_000  # cases; see ``share``
@@ -131,28 +130,18 @@ def _refusal(implementation: providers.Implementation, case: Case) -> str | None
 
 
 def _control_tasks(plan: Plan) -> list[Task]:
-    """Cases of providers that must be flagged, on the CPU, where their candidate runs too."""
+    """First cases of providers that must be flagged, on the CPU, where their candidate runs too.
+
+    A control is never loaded here, because it may need a process of its own.
+    """
     tasks: list[Task] = []
     if plan.settings.device != "cpu":
         return tasks
     for control, candidate in providers.CONTROL_OF.items():
-        chosen = [task for task in plan.tasks if task.provider == candidate]
-        if not chosen:
-            continue
-        try:
-            providers.load_provider(control)
-        except Unavailable as error:
-            plan.notes.append(f"negative control not run: {error}")
-            continue
-        for op in dict.fromkeys(task.case.op for task in chosen):
-            tasks += _control_cases(control, [task.case for task in chosen if task.case.op == op])
+        for op in plan.settings.ops:
+            cases = [t.case for t in plan.tasks if (t.provider, t.case.op) == (candidate, op)]
+            tasks += [Task(control, case, role="control") for case in cases[:CONTROL_CASES]]
     return tasks
-
-
-def _control_cases(control: str, cases: Sequence[Case]) -> list[Task]:
-    if cases[0].op not in providers.implemented_by(control):
-        return []
-    return [Task(control, case, role="control") for case in cases[:CONTROL_CASES]]
 
 
 def _why_empty(plan: Plan) -> str:

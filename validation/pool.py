@@ -14,12 +14,13 @@ import os
 import select
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from validation.plan import Settings, Task
 from validation.process import Worker
+from validation.providers import CONTROLS
 from validation.report.plain import from_plain
 from validation.report.schema import CaseResult
 from validation.worker import Ready, Reply, Request, Setup, failure
@@ -36,7 +37,7 @@ Outcome = tuple[Task, CaseResult]
 
 def run_isolated(
     tasks: Sequence[Task], settings: Settings, share: float, folder: Path
-) -> Iterator[Outcome | None]:
+) -> Generator[Outcome | None, None, None]:
     """Results as they come; None at least every ``TICK`` so that the caller can show progress.
 
     Closing the iterator, or an exception in its consumer, kills all workers.
@@ -54,6 +55,9 @@ def run_isolated(
     finally:
         for slot in slots:
             slot.close()
+        for log in folder.glob("*.log"):
+            if not log.stat().st_size:
+                log.unlink()
 
 
 def _slots(device: str, tasks: int) -> int:
@@ -236,7 +240,8 @@ class Slot:
     def _start(self, provider: str) -> None:
         self.provider = provider
         self.queue.serving[provider] += 1
-        setup = Setup(self.settings.judge, provider, self.settings.device, list(self.settings.plugins))
+        plugins = [] if provider in CONTROLS else list(self.settings.plugins)
+        setup = Setup(self.settings.judge, provider, self.settings.device, plugins)
         self.worker = Worker(setup, self.folder / f"{provider}-{self.number}.log")
         self.deadline = time.monotonic() + START_TIMEOUT
 

@@ -67,7 +67,7 @@ class Reply:
     spoiled: bool = False
 
 
-class ProviderRaised(BaseException):  # noqa: N818 - it is no error of ours
+class ProviderRaised(BaseException):
     """The provider's function raised ``cause``. A BaseException, so that no judge mistakes it for its own."""
 
     def __init__(self, cause: BaseException, spoiled: bool) -> None:

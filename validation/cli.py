@@ -1,0 +1,96 @@
+"""The command ``lockstep``.
+
+Exit status: 0 pass, 1 fail, 2 undecided, 3 error (bad input, missing requirement, infrastructure), 130 when
+interrupted (what was done is written and can be resumed), 141 when the reader of stdout has gone.
+
+What this catches: every mistake a user can make ends in one line on stderr. What it cannot catch: mistakes
+in Lockstep itself; they end in a traceback and exit status 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from validation.errors import UserError
+
+ERROR, INTERRUPTED, NO_READER = 3, 130, 141
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand; ``module`` has ``arguments(parser)`` and ``main(options, command)``."""
+
+    name: str
+    summary: str
+    module: str
+
+
+# A new subcommand is one line here and one module.
+COMMANDS = (
+    Command("kernels", "judge the kernels of single operations", "validation.commands.kernels"),
+    Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a wrong command line is an error (3), since 2 means undecided."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    top = Parser(
+        prog="lockstep",
+        description="Judge specialised decode kernels by their predicted rounding noise.",
+        epilog="exit status: 0 pass, 1 fail, 2 undecided, 3 error",
+    )
+    commands = top.add_subparsers(metavar="COMMAND", dest="name")
+    for command in COMMANDS:
+        module = importlib.import_module(command.module)
+        sub = commands.add_parser(
+            command.name, help=command.summary, description=f"{command.summary.capitalize()}."
+        )
+        module.arguments(sub)
+        sub.set_defaults(main=module.main)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        top = parser()
+        options = top.parse_args(words)
+        if not options.name:
+            top.print_help(sys.stderr)
+            return ERROR
+        status = options.main(options, shlex.join(["lockstep", *words]))
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"lockstep: {' '.join(str(error).split())}", file=sys.stderr)
+        return ERROR
+    except KeyboardInterrupt:
+        print("lockstep: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        return NO_READER
+    except Exception:
+        traceback.print_exc()
+        print("lockstep: this is a mistake in Lockstep itself, please report it", file=sys.stderr)
+        return ERROR
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

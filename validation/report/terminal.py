@@ -1,0 +1,135 @@
+"""The report a tired person reads: one table, the worst finding of each failing pair, one last line.
+
+What this catches: nothing; it shows what the document says. What it cannot show: all findings (results.json
+has them; ``lockstep replay`` prints all of one case, see ``replay.py``).
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from validation.report.schema import CaseResult, Document
+from validation.report.words import count, duration, finding_words, largest_score, ratio_words
+
+WIDTH = 110
+STYLE = {"pass": "green", "fail": "bold red", "undecided": "yellow", "error": "magenta", "known": "cyan"}
+Pairs = dict[tuple[str, str], list[CaseResult]]
+
+
+def as_text(document: Document) -> str:
+    """The report without colours, for report.txt."""
+    buffer = io.StringIO()
+    show(document, Console(file=buffer, width=WIDTH, color_system=None, highlight=False))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def show(document: Document, console: Console, folder: str = "") -> None:
+    """Print the whole report."""
+    pairs: Pairs = defaultdict(list)
+    for result in document.cases:
+        pairs[result.op, result.provider].append(result)
+    console.print(_table(pairs))
+    for (op, provider), results in pairs.items():
+        _show_worst(console, f"{op} by {provider}", results)
+    _show_aside(console, document)
+    _show_last(console, document, folder)
+
+
+def state(results: list[CaseResult]) -> str:
+    """The verdict of one pair of operation and provider."""
+    verdicts = {"known" if r.excused else r.verdict for r in results}
+    order = ("fail", "error", "undecided", "known", "pass")
+    if "pass" in verdicts and "undecided" in verdicts:
+        verdicts.discard("undecided")
+    return next(v for v in order if v in verdicts)
+
+
+def _table(pairs: Pairs) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("operation", "provider"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("cases", justify="right")
+    table.add_column("largest score / limit", justify="right", no_wrap=True)
+    table.add_column("of", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for (op, provider), results in pairs.items():
+        score = largest_score(results)
+        largest = (ratio_words(score.ratio), f"{score.output} {score.statistic}") if score else ("-", "-")
+        verdict = state(results)
+        table.add_row(op, provider, f"{len(results):,}", *largest, Text(verdict, STYLE[verdict]))
+    return table
+
+
+def _show_worst(console: Console, pair: str, results: list[CaseResult]) -> None:
+    """The worst finding in words, the line that replays it, and how many more there are."""
+    findings = [f for r in results for f in r.findings]
+    new = [f for f in findings if not f.known]
+    verdict = state(results)
+    if verdict in ("pass", "known"):
+        return
+    _line(console, "")
+    _line(console, f"{pair}: {verdict}", STYLE[verdict])
+    if new:
+        worst = max(new, key=lambda f: f.ratio)
+        _line(console, f"  {finding_words(worst)}")
+        _line(console, f"  {worst.replay}", "bold")
+        if len(new) > 1:
+            wrong = sum(any(not f.known for f in r.findings) for r in results)
+            more = count(len(new) - 1, "further finding")
+            _line(console, f"  and {more}; {wrong} of {count(len(results), 'case')} failed")
+    for note in dict.fromkeys(r.note for r in results if r.note and r.verdict in ("error", "undecided")):
+        _line(console, f"  {note}")
+
+
+def _show_aside(console: Console, document: Document) -> None:
+    """Skipped providers, negative controls, ledger, notes."""
+    _line(console, "")
+    for name, reason in document.skipped.items():
+        _line(console, f"skipped {name}: {reason}", "dim")
+    for line in control_lines(document):
+        _line(console, line)
+    for record in document.ledger:
+        loud = record["state"] in ("expired", "fixed")
+        _line(console, f"ledger {record['entry']}: {record['message']}", STYLE["fail"] if loud else "")
+    for note in document.notes:
+        if not note.startswith("ledger entry"):
+            _line(console, f"note: {note}")
+
+
+def control_lines(document: Document) -> list[str]:
+    """How often the suite noticed what it had to notice."""
+    planted = sum(r.controls_planted for r in document.cases)
+    caught = sum(r.controls_caught for r in document.cases)
+    lines = [f"negative controls: {caught} of {count(planted, 'planted fault')} noticed"]
+    by_provider: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for control in document.controls:
+        by_provider[control["provider"]].append(control)
+    for provider, group in by_provider.items():
+        flagged = sum(bool(c["flagged"]) for c in group)
+        missed = ", ".join(c["op"] for c in group if not c["flagged"])
+        line = f"negative control {provider}: flagged on {flagged} of {count(len(group), 'operation')}"
+        lines.append(line + (f"; missed on {missed}" if missed else ""))
+    return lines
+
+
+def _show_last(console: Console, document: Document, folder: str) -> None:
+    failed = sum(r.verdict == "fail" and not r.excused for r in document.cases)
+    known = sum(r.excused for r in document.cases)
+    parts = [count(len(document.cases), "case")]
+    parts += [f"{failed} failed"] if failed else []
+    parts += [count(known, "known failure")] if known else []
+    parts.append(f"in {duration(document.seconds)}")
+    if folder:
+        _line(console, f"report: {folder}")
+    _line(console, f"{document.verdict.upper()}: {', '.join(parts)}", STYLE[document.verdict])
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """One line, whole: a replay line that is wrapped cannot be copied."""
+    console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,51 @@
+"""A finding and a score in words, the same in every report.
+
+What this catches: nothing. What it cannot do: explain a statistic; the contract and the judge name it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from validation.report.schema import CaseResult, Finding, Score
+
+
+def finding_words(finding: Finding) -> str:
+    """One line: where, what, how many times beyond its limit."""
+    statistic = finding.statistic.replace("_", " ")
+    if not finding.output:
+        return f"{statistic}: {finding.message}"
+    times = f", {times_words(finding.ratio)} its limit" if math.isfinite(finding.ratio) else ""
+    where = f" {finding.where}:" if finding.where else ""
+    message = f" ({finding.message})" if finding.message else ""
+    return f"{finding.output}:{where} {statistic}{times}{message}"
+
+
+def times_words(ratio: float) -> str:
+    """1.3 times; 4,100 times."""
+    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def ratio_words(ratio: float) -> str:
+    """A score as a fraction of its limit, short enough for a table."""
+    if not math.isfinite(ratio):
+        return "no limit"
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+
+
+def largest_score(results: list[CaseResult]) -> Score | None:
+    """The score nearest to its limit, or furthest beyond."""
+    scores = [score for result in results for score in result.scores]
+    return max(scores, key=lambda s: s.ratio, default=None)
+
+
+def count(n: int, noun: str) -> str:
+    """1 case, 2 cases."""
+    return f"{n:,} {noun}" + ("" if n == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person reads them at a glance."""
+    if seconds < 90:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
