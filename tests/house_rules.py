@@ -34,7 +34,13 @@ MAY_IMPORT = {
     "validation.report": ("validation.errors",),
     "validation.subjects": ("validation.contracts", "validation.numerics", "validation.errors"),
 }
-ABOVE_LAYERS = ("validation.run", "validation.cli", "validation.__main__", "validation.pytest_plugin")
+ABOVE_LAYERS = (
+    "validation.run",
+    "validation.commands",
+    "validation.cli",
+    "validation.__main__",
+    "validation.pytest_plugin",
+)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ PLANTED = {
         ("validation/report/terminal.py", "from validation.judge import judge"),
         ("validation/report/terminal.py", "if TYPE_CHECKING:\n    from validation.worker import Worker"),
         ("validation/faults/plant.py", "from validation.run import run"),
+        ("validation/judge.py", "from validation.commands import kernels"),
         ("validation/__init__.py", "from validation.contracts import contract_named"),
     ],
     "gpu-package": [
