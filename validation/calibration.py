@@ -1,4 +1,4 @@
-"""Calibrated inflation factors: golden/calibration/<operation>.json, one factor per output and statistic.
+"""Calibrated inflation factors: golden/calibration/<operation>.json, one factor per device, output and statistic.
 
 Where the model's independence fails, a statistic is wider than predicted; the factor widens its deviation. It was
 measured on honest variants (``lockstep calibrate``) and is stored with its provenance. A missing record means 1.
@@ -19,33 +19,44 @@ SCHEMA = "lockstep.calibration/1"
 LARGEST_FACTOR = 4.0
 
 
+Factors = dict[str, dict[str, float]]
+
+
 @cache
-def inflation_for(op: str, output: str) -> dict[str, float]:
-    """Statistic -> factor (at least 1) for one output of one operation."""
+def inflation_for(op: str, output: str, device: str) -> dict[str, float]:
+    """Statistic -> factor (at least 1) for one output of one operation on a device kind."""
     record = files("golden").joinpath("calibration", f"{op}.json")
     if not record.is_file():
         return {}
-    factors = parse(record.read_text(encoding="utf-8"), str(record))
-    return factors.get(output, {})
+    by_device = parse(record.read_text(encoding="utf-8"), str(record))
+    return by_device.get(device, {}).get(output, {})
 
 
-def parse(text: str, name: str) -> dict[str, dict[str, float]]:
-    """Factors by output and statistic. Raises UserError for a record that is not one."""
+def parse(text: str, name: str) -> dict[str, Factors]:
+    """Factors by device, output and statistic. Raises UserError for a record that is not one."""
     remedy = "restore it from the repository or run 'lockstep calibrate' again"
     try:
         record: dict[str, Any] = json.loads(text)
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']!r}")
-        factors = {
-            output: {statistic: float(f) for statistic, f in by_statistic.items()}
-            for output, by_statistic in record["factors"].items()
+        by_device = {
+            device: {
+                output: {statistic: float(f) for statistic, f in by_statistic.items()}
+                for output, by_statistic in entry["factors"].items()
+            }
+            for device, entry in record["devices"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"calibration record {name} is damaged ({type(error).__name__}: {error}); {remedy}") from None
+    for factors in by_device.values():
+        _check(factors, name, remedy)
+    return by_device
+
+
+def _check(factors: Factors, name: str, remedy: str) -> None:
     for output, by_statistic in factors.items():
         for statistic, factor in by_statistic.items():
             if not 1.0 <= factor <= LARGEST_FACTOR:
                 raise UserError(
                     f"calibration record {name}: factor {factor:g} of {output}/{statistic} is outside [1, 4]; {remedy}"
                 )
-    return factors

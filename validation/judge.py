@@ -91,9 +91,12 @@ def predict(contract: Contract, profile: str, device: str, mode: str, clean: Any
 
 
 def assess(
-    contract: Contract, output: Output, observed: Tensor, predicted: dict[str, Value], share: float
+    contract: Contract, output: Output, observed: Tensor, predicted: dict[str, Value], share: float, raw: bool = False
 ) -> list[Statistic]:
-    """All statistics of one output. Bit-exact outputs spend none of the share, the others an equal part each."""
+    """All statistics of one output. Bit-exact outputs spend none of the share, the others an equal part each.
+
+    ``raw``: without the calibrated inflation (calibration itself).
+    """
     value = predicted[output.name]
     if output.exact:
         return [_bits(observed, value)]
@@ -104,7 +107,7 @@ def assess(
         share / judged,
         output.slices,
         output.shared,
-        inflation_for(contract.name, output.name),
+        {} if raw else inflation_for(contract.name, output.name, value.mean.device.type),
     )
     return judge(observed, value, question)
 

@@ -32,7 +32,7 @@ class Settings:
     mode: str = "profile"
     budget: float = BUDGET
     case_timeout: float | None = None
-    judge: str = JUDGE
+    judge: str = field(default_factory=lambda: JUDGE)
 
 
 @dataclass(frozen=True)

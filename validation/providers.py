@@ -159,7 +159,7 @@ def load(names: Sequence[str], plugins: Sequence[Path | str], device: str = "cpu
         except Unavailable as error:
             if names:
                 raise
-            loaded.skipped[name] = str(error)
+            loaded.skipped[name] = str(error).removeprefix(f"provider '{name}' ")
     return loaded
 
 

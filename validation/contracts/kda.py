@@ -244,7 +244,7 @@ def _contract(name: str, summary: str, cases: Any) -> Contract:
                 "fp32",
                 _view_state,
                 slices=(("head",), ("request", "token"), ("head", "v"), ("head", "k")),
-                shared=("v", "k"),
+                shared=("v|k", "token"),
             ),
             Output("conv_state", ("request", "channel", "column"), "bf16", _view_history, exact=True),
         ),

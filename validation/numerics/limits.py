@@ -16,6 +16,7 @@ from torch import Tensor
 
 # Crossings rarer than this are taken as impossible: at most 1e7 rounded elements a case leave 1e-9 of a case's share.
 NEGLIGIBLE = 1e-18
+_NEWTON_STEPS = 12
 
 
 def log_odds(share: float, tests: float) -> float:
@@ -41,14 +42,19 @@ def bernstein(variance: Tensor, jump_variance: Tensor | None, jump: Tensor | Non
 def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
     """t with (V / J**2) h(t J / V) = x, h(u) = (1 + u) ln(1 + u) - u: P(X >= t) <= exp(-x) for a sum of independent
     terms of total variance V, none above J (Bennett 1962). 0 where there is no jump."""
-    rate = (variance / (jump * jump).clamp(min=1e-300)).clamp(min=1e-30)
+    limit = torch.zeros_like(jump)
+    real = jump > 0
+    if not bool(real.any()):
+        return limit
+    v, j = variance[real], jump[real]
+    rate = (v / (j * j)).clamp(min=1e-30)
     target = x / rate - 1
-    # v ln v - v = target by Newton's method; the start is above the root of a convex function.
-    v = target.clamp(min=2.0) + math.e
-    for _ in range(40):
-        v = (v + target) / torch.log(v)
-        v = v.clamp(min=1 + 1e-9)
-    return torch.where(jump > 0, (v - 1) * rate * jump, torch.zeros_like(jump))
+    # w ln w - w = target by Newton's method; the start is above the root of a convex function.
+    w = target.clamp(min=2.0) + math.e
+    for _ in range(_NEWTON_STEPS):
+        w = ((w + target) / torch.log(w)).clamp(min=1 + 1e-9)
+    limit[real] = (w - 1) * rate * j
+    return limit
 
 
 def crossing(

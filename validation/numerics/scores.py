@@ -16,6 +16,7 @@ profile that neither add up nor point one way.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +32,10 @@ STATISTICS = ("nonfinite", "excess", "flips", "mean_square", "bias", "projection
 
 @dataclass
 class Statistic:
-    """``value`` over ``limit``; ``where`` marks the elements that break it (None: no single place)."""
+    """``value`` over ``limit``; ``where`` marks the elements that break it (None: no single place).
+
+    ``level``: the limit is passed with probability 2 exp(-level) a test, ``share`` over all tests of the statistic.
+    """
 
     name: str
     value: float
@@ -39,6 +43,8 @@ class Statistic:
     detail: str = ""
     where: Tensor | None = None
     mean_square: float | None = None
+    level: float = 0.0
+    share: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -145,7 +151,7 @@ def _excess(
         f"(sd {sd:.2g}, limit {float(limit.flatten()[flat]):.2g}) at {_position(flat, y.shape, question.axes)}"
     )
     where = ratio > 1
-    return Statistic("excess", worst, 1.0, detail, where if worst > 1 else None)
+    return Statistic("excess", worst, 1.0, detail, where if worst > 1 else None, level=x, share=share)
 
 
 def _position(flat: int, shape: torch.Size, axes: tuple[str, ...]) -> str:
@@ -168,23 +174,25 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
         + crossing(m - low, variance, noise.jump_variance, noise.jump)
     ).clamp(max=1.0)
     expected = float(p.sum())
-    spread = expected * _sharing(question, y.shape)
+    # Elements moved together flip together: up to that many at once, as often as any one of them would.
+    together = min(sharing(question, y.shape, frozenset()), max(1.0, 8 * float(p.max()) * y.numel()))
     x = log_odds(share, 1)
-    limit = expected + (2 * spread * x) ** 0.5 + x / 3 * _sharing_count(expected, y.numel())
+    limit = expected + (2 * expected * together * x) ** 0.5 + together * x / 3
     count = int(flipped.sum())
     detail = f"{count} of {y.numel()} elements off their predicted grid point, {expected:.3g} expected"
-    return Statistic("flips", float(count), limit, detail, flipped if count > limit else None)
+    return Statistic(
+        "flips", float(count), limit, detail, flipped if count > limit else None, level=x, share=share
+    )
 
 
-def _sharing_count(expected: float, elements: int) -> float:
-    """One source of shared noise flips several elements at once; at least one."""
-    return max(1.0, min(4.0, elements / 1024))
-
-
-def _sharing(question: Question, shape: torch.Size) -> float:
-    """How many elements of a slice one source of noise moves together: the largest shared axis."""
+def sharing(question: Question, shape: torch.Size, kept: Set[str]) -> float:
+    """How many elements of a slice one source of noise moves together: the product over the entries of ``shared`` of
+    their largest axis that the slice sums over ("v|k": along v or along k, not both)."""
     sizes = dict(zip(question.axes, shape, strict=True))
-    return float(max([1, *(sizes[axis] for axis in question.shared)]))
+    product = 1.0
+    for entry in question.shared:
+        product *= max([1, *(sizes[axis] for axis in entry.split("|") if axis not in kept)])
+    return product
 
 
 # -- sums over slices ----------------------------------------------------------------------------------------------
@@ -204,10 +212,13 @@ def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, ques
     zero = torch.zeros_like(y)
     standardised = torch.where(counted, (y - m) / deviation, zero)
     towards = torch.where(counted, m / deviation, zero)
+    noisy = torch.where(counted, noise.variance / deviation**2, zero)
     groups = ((), *question.slices)
     worst: dict[str, Statistic] = {}
     for group in groups:
-        sums = _Sums(Grouping(y.shape, question.axes, group), standardised, towards, counted, question)
+        sums = _Sums(
+            Grouping(y.shape, question.axes, group), standardised, towards, counted, noisy, question
+        )
         for statistic in (
             _mean_square(sums, share / len(groups)),
             _bias(sums, share / len(groups)),
@@ -222,11 +233,17 @@ def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, ques
 
 
 class _Sums:
-    """Sums over the slices of one grouping. ``sharing``: how many summed elements one source of noise moves together
-    (the largest shared axis that is summed over)."""
+    """Sums over the slices of one grouping. ``noisy``: mean share of the predicted variance that precedes the store;
+    ``elements``: how many summed elements one source of that noise moves together."""
 
     def __init__(
-        self, grouping: Grouping, standardised: Tensor, towards: Tensor, counted: Tensor, question: Question
+        self,
+        grouping: Grouping,
+        standardised: Tensor,
+        towards: Tensor,
+        counted: Tensor,
+        noisy: Tensor,
+        question: Question,
     ) -> None:
         self.grouping = grouping
         self.question = question
@@ -234,11 +251,13 @@ class _Sums:
         self.count = grouping.matrix(counted.double()).sum(1)
         self.total, self.squares = z.sum(1), (z * z).sum(1)
         self.along, self.truth = (z * t).sum(1), (t * t).sum(1)
-        sizes = dict(zip(question.axes, standardised.shape, strict=True))
-        summed = [sizes[axis] for axis in question.shared if axis not in grouping.kept]
-        self.sharing = float(max([1, *summed]))
+        # Only the noise before the store is shared; the error of the store is each element's own.
+        self.noisy = grouping.matrix(noisy).sum(1) / self.count.clamp(min=1)
+        self.elements = sharing(question, standardised.shape, grouping.kept)
 
-    def worst(self, name: str, value: Tensor, limit: float | Tensor, unit: str) -> Statistic:
+    def worst(
+        self, name: str, value: Tensor, limit: float | Tensor, unit: str, x: float, share: float
+    ) -> Statistic:
         if value.numel() == 0:
             return Statistic(name, 0.0, 1.0)
         limits = torch.as_tensor(limit, dtype=value.dtype, device=value.device).expand(value.shape)
@@ -247,29 +266,33 @@ class _Sums:
         failed = ratio > 1
         where = self.grouping.spread(failed) if bool(failed.any()) else None
         detail = f"{float(value[flat]):.4g} {unit}, limit {float(limits[flat]):.4g} ({self.grouping.label})"
-        return Statistic(name, float(value[flat]), float(limits[flat]), detail, where)
+        return Statistic(
+            name, float(value[flat]), float(limits[flat]), detail, where, level=x, share=share
+        )
 
 
 def _mean_square(sums: _Sums, share: float) -> Statistic:
-    """Expected 1. Limit by Laurent and Massart (2000, lemma 1) for a chi-square of count / sharing degrees."""
+    """Expected 1. Limit by Laurent and Massart (2000, lemma 1) for a chi-square of as many degrees as sources of noise."""
     n = sums.count.clamp(min=1)
     x = log_odds(share, n.numel())
-    degrees = n / sums.sharing
+    # Sources that move many elements together leave fewer degrees of freedom; their products enter squared.
+    degrees = n / (1 + (sums.elements - 1) * sums.noisy**2)
     limit = 1 + 2 * torch.sqrt(x / degrees) + 2 * x / degrees
     inflation = sums.question.inflation_of("mean_square") ** 2
-    return sums.worst("mean_square", sums.squares / n, inflation * limit, "times the predicted square")
+    return sums.worst("mean_square", sums.squares / n, inflation * limit, "times the predicted square", x, share)
 
 
 def _bias(sums: _Sums, share: float) -> Statistic:
     n = sums.count.clamp(min=1)
     x = log_odds(share, n.numel())
     limit = sums.question.inflation_of("bias") * (2 * x) ** 0.5
-    return sums.worst("bias", sums.total.abs() / torch.sqrt(n * sums.sharing), limit, "sd of the mean error")
+    together = 1 + (sums.elements - 1) * sums.noisy
+    return sums.worst("bias", sums.total.abs() / torch.sqrt(n * together), limit, "sd of the mean error", x, share)
 
 
 def _projection(sums: _Sums, share: float) -> Statistic:
-    norm = torch.sqrt(sums.truth * sums.sharing)
+    norm = torch.sqrt(sums.truth * (1 + (sums.elements - 1) * sums.noisy))
     value = torch.where(norm > 0, sums.along.abs() / norm.clamp(min=1e-300), torch.zeros_like(norm))
     x = log_odds(share, norm.numel())
     limit = sums.question.inflation_of("projection") * (2 * x) ** 0.5
-    return sums.worst("projection", value, limit, "sd along the truth")
+    return sums.worst("projection", value, limit, "sd along the truth", x, share)
