@@ -23,9 +23,10 @@ settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS", "lockstep"))
 def pytest_report_header() -> list[str]:
     """Versions that numerical results depend on, and the seeds."""
     packages = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton", "numpy", "scipy"))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, so nothing is run on one"
     examples = "random examples" if os.environ.get("LOCKSTEP_HYPOTHESIS") == "explore" else "fixed examples"
     return [
-        f"lockstep: {packages}; {torch.get_num_threads()} thread",
+        f"lockstep: {packages}; {torch.get_num_threads()} thread; {gpu}",
         f"seed: {SEED} before every test (LOCKSTEP_TEST_SEED); hypothesis: {examples} (LOCKSTEP_HYPOTHESIS)",
     ]
 

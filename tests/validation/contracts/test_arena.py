@@ -78,7 +78,10 @@ LAYOUTS = {
 }
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.device)])
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.device)] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
