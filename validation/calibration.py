@@ -1,7 +1,9 @@
-"""Calibrated inflation factors: golden/calibration/<operation>.json, one factor per device, output and statistic.
+"""Calibrated inflation factors: golden/calibration/<operation>.json, one factor per device, output and
+statistic.
 
-Where the model's independence fails, a statistic is wider than predicted; the factor widens its deviation. It was
-measured on honest variants (``lockstep calibrate``) and is stored with its provenance. A missing record means 1.
+Where the model's independence fails, a statistic is wider than predicted; the factor widens its deviation. It
+was measured on honest variants (``lockstep calibrate``) and is stored with its provenance. A missing record
+means 1.
 
 Catches: a damaged or hand-edited record (factor below 1 or above 4: the model must be refined instead).
 """
@@ -47,7 +49,8 @@ def parse(text: str, name: str) -> dict[str, Factors]:
             for device, entry in record["devices"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"calibration record {name} is damaged ({type(error).__name__}: {error}); {remedy}") from None
+        what = f"{type(error).__name__}: {error}"
+        raise UserError(f"calibration record {name} is damaged ({what}); {remedy}") from None
     for factors in by_device.values():
         _check(factors, name, remedy)
     return by_device
@@ -57,6 +60,5 @@ def _check(factors: Factors, name: str, remedy: str) -> None:
     for output, by_statistic in factors.items():
         for statistic, factor in by_statistic.items():
             if not 1.0 <= factor <= LARGEST_FACTOR:
-                raise UserError(
-                    f"calibration record {name}: factor {factor:g} of {output}/{statistic} is outside [1, 4]; {remedy}"
-                )
+                what = f"factor {factor:g} of {output}/{statistic} is outside [1, 4]"
+                raise UserError(f"calibration record {name}: {what}; {remedy}")

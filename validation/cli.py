@@ -1,7 +1,8 @@
 """The command ``lockstep``.
 
 Exit status: 0 pass, 1 fail, 2 undecided, 3 error (bad input, missing requirement, infrastructure), 130 when
-interrupted (what was done is written and can be resumed), 141 when the reader of stdout has gone.
+interrupted (what was done is written and can be resumed), 141 when the reader of
+stdout goes away before there is a verdict.
 
 What this catches: every mistake a user can make ends in one line on stderr. What it cannot catch: mistakes
 in Lockstep itself; they end in a traceback and exit status 3.
@@ -37,6 +38,8 @@ class Command:
 COMMANDS = (
     Command("kernels", "judge the kernels of single operations", "validation.commands.kernels"),
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
+    Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),
+    Command("calibrate", "run honest variants and measure their spread", "validation.commands.calibrate"),
 )
 
 

@@ -1,7 +1,8 @@
-"""Negative controls on the spot: faults planted in the outputs of the run at hand, which the judge must notice.
+"""Negative controls on the spot: faults planted in the outputs of the run at hand, which the judge must
+notice.
 
-They prove that this judgement, at this shape and with these limits, could have failed. They do not measure sensitivity
-to subtle faults; ``lockstep qualify`` does, with faults planted inside the operation.
+They prove that this judgement, at this shape and with these limits, could have failed. They do not measure
+sensitivity to subtle faults; ``lockstep qualify`` does, with faults planted inside the operation.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def planted(output: Output, observed: Tensor, before: Tensor) -> Iterator[Tensor
     usable = torch.isfinite(observed) & (observed != 0)
     if not bool(usable.any()):
         return
-    for fault in (_one_element(observed, usable), _stale_fragment(observed, before), _drift(output, observed)):
+    for fault in (
+        _one_element(observed, usable),
+        _stale_fragment(observed, before),
+        _drift(output, observed),
+    ):
         if fault is not None and not torch.equal(fault.nan_to_num(1e30), observed.nan_to_num(1e30)):
             yield fault
 

@@ -1,7 +1,7 @@
 """Judge one case of one provider: run it in the arena, predict its noise, compare.
 
-Catches: everything the contract's outputs, state and memory rules can show at this shape and regime. Cannot catch:
-faults that need another shape, another regime, several steps or several ranks.
+Catches: everything the contract's outputs, state and memory rules can show at this shape and regime. Cannot
+catch: faults that need another shape, another regime, several steps or several ranks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def judge_case(
 ) -> CaseResult:
     """Verdict, scores and findings of one case.
 
-    ``share`` is the case's part of the family-wise false-alarm budget. ``mode``: ``profile`` (the provider rounds where
-    it declared) or ``accuracy`` (any choice at the optional sites). With ``controls``, faults are planted in the outputs
-    on the spot and must be noticed, and the case is run twice to compare bits.
+    ``share`` is the case's part of the family-wise false-alarm budget. ``mode``: ``profile`` (the provider
+    rounds where it declared) or ``accuracy`` (any choice at the optional sites). With ``controls``, faults
+    are planted in the outputs on the spot and must be noticed, and the case is run twice to compare bits.
     """
     started = time.perf_counter()
     contract = contract_named(case.op)
@@ -91,7 +91,12 @@ def predict(contract: Contract, profile: str, device: str, mode: str, clean: Any
 
 
 def assess(
-    contract: Contract, output: Output, observed: Tensor, predicted: dict[str, Value], share: float, raw: bool = False
+    contract: Contract,
+    output: Output,
+    observed: Tensor,
+    predicted: dict[str, Value],
+    share: float,
+    raw: bool = False,
 ) -> list[Statistic]:
     """All statistics of one output. Bit-exact outputs spend none of the share, the others an equal part each.
 
@@ -147,7 +152,8 @@ def _control(
     share: float,
     result: CaseResult,
 ) -> None:
-    """Plant faults in copies of the observed outputs; each must be noticed where the honest output was not."""
+    """Plant faults in copies of the observed outputs; each must be noticed where the honest output was
+    not."""
     for output in contract.outputs:
         if output.name not in predicted:
             continue
@@ -174,7 +180,9 @@ def _repeat(
         if output.name not in observed:
             continue
         again = output.view(arena.arguments)
-        differs = (again != observed[output.name]) & ~(torch.isnan(again) & torch.isnan(observed[output.name]))
+        differs = (again != observed[output.name]) & ~(
+            torch.isnan(again) & torch.isnan(observed[output.name])
+        )
         if bool(differs.any()):
             where = describe(differs.cpu(), output.axes)
             message = f"{int(differs.sum())} elements changed between two equal calls"

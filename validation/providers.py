@@ -38,7 +38,6 @@ BUILT_IN = {
 CONTROLS = {"triton_uncorrected": "kernels_under_test.triton_uncorrected"}
 # The control is only evidence where its candidate ran.
 CONTROL_OF = {"triton_uncorrected": "triton"}
-RESERVED = {*BUILT_IN, *CONTROLS}
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,8 @@ def load_provider(name: str) -> None:
     elif point := installed().get(name):
         _import(name, point.module, point.load)
     else:
-        raise UserError(f"unknown provider '{name}'; known: {', '.join(known_providers())}")
+        known = ", ".join(known_providers())
+        raise UserError(f"unknown provider '{name}'; known: {known}, and those of a --plugin FILE.py")
     if not implemented_by(name):
         raise UserError(f"provider '{name}' registers no operation under that name")
 
@@ -206,7 +206,7 @@ def load_plugin(path: Path) -> tuple[str, ...]:
         import_file(path)
         new = [key for key in _REGISTRY if key not in before]
         _check_names(path, whole, new)
-        new = [key for key in new if key[1] not in RESERVED]  # a plug-in may build on a built-in provider
+        new = [key for key in new if not _reserved(key[1])]  # a plug-in may build on a built-in provider
         if not new:
             raise UserError(
                 f"plug-in {path} registers nothing; decorate a function with "
@@ -216,9 +216,13 @@ def load_plugin(path: Path) -> tuple[str, ...]:
     return _PLUGINS[whole]
 
 
+def _reserved(provider: str) -> bool:
+    return provider in BUILT_IN or provider in CONTROLS
+
+
 def _check_names(path: Path, whole: Path, new: list[tuple[str, str]]) -> None:
     for key in new:
-        if key[1] in RESERVED and _DEFINED_AT[key][0] == str(whole):
+        if _reserved(key[1]) and _DEFINED_AT[key][0] == str(whole):
             raise UserError(f"plug-in {path} uses the built-in provider name '{key[1]}'; choose another")
 
 

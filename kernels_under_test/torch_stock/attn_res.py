@@ -1,4 +1,5 @@
-"""AttnRes in the stock order: softmax in FP32, mixture divided by its denominator, then the norm, one cast."""
+"""AttnRes in the stock order: softmax in FP32, mixture divided by its denominator, then the norm, one
+cast."""
 
 from __future__ import annotations
 

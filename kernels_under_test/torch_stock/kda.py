@@ -55,7 +55,8 @@ def _l2_normalised(x: Tensor, a: KdaArguments) -> Tensor:
 
 
 def _decay(a: KdaArguments, rows: Tensor) -> Tensor:
-    """exp(lower_bound * sigmoid(exp(A_log) * (g + dt_bias))), g = bf16(f_a F_b^T). [request, token, head, k]"""
+    """exp(lower_bound * sigmoid(exp(A_log) * (g + dt_bias))), g = bf16(f_a F_b^T). [request, token, head,
+    k]"""
     g = (rows[..., a.columns()["f_a"]] @ a.f_b.T).float().reshape(*rows.shape[:2], a.heads, a.head_dim)
     g = (g + a.dt_bias.reshape(a.heads, -1)) * a.a_log.exp()[:, None]
     return torch.exp(a.lower_bound * torch.sigmoid(g))
@@ -64,7 +65,8 @@ def _decay(a: KdaArguments, rows: Tensor) -> Tensor:
 def _recurrence(
     a: KdaArguments, rows: Tensor, query: Tensor, key: Tensor, v: Tensor, slots: Tensor, initial: Tensor
 ) -> Tensor:
-    """Gated delta rule; the state after token t goes to slots[:, t] where that is above 0. BF16 core output."""
+    """Gated delta rule; the state after token t goes to slots[:, t] where that is above 0. BF16 core
+    output."""
     decay = _decay(a, rows)
     beta = torch.sigmoid(rows[..., a.columns()["beta"]].float())
     state = a.state[initial]

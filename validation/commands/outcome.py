@@ -7,6 +7,7 @@ that fills up during the run.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,11 @@ def carry_out(
     return conclude(document, options, folder, show, interrupted)
 
 
+def silence_stdout() -> None:
+    """The reader of stdout has gone: what is still to be written there goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def conclude(
     document: Document,
     options: argparse.Namespace,
@@ -99,17 +105,20 @@ def conclude(
     interrupted: bool,
 ) -> int:
     """Files first, then the terminal: a closed pipe must not cost the results."""
-    from rich.console import Console
-
     from validation.report.document import save, to_json
     from validation.report.junit import to_junit
     from validation.report.schema import EXIT_STATUS
+    from validation.report.terminal import Screen
 
     if options.json:
         save(to_json(document), options.json)
     if options.junit:
         save(to_junit(document), options.junit)
-    show(document, Console(file=sys.stdout, highlight=False), str(folder))
+    try:
+        show(document, Screen(file=sys.stdout, highlight=False), str(folder))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
     if interrupted:
         hint = f"; go on with: lockstep kernels --resume {folder}" if options.name == "kernels" else ""
         print(f"lockstep: interrupted{hint}", file=sys.stderr)

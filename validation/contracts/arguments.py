@@ -60,9 +60,9 @@ class KdaArguments:
     ``projected`` rows are b * q + t; columns: q, k, v (d each), output gate (d), f_a (rank of the
     low-rank decay gate), beta (H), padding that must not be read. ``conv_weight[j, part, channel]``: tap j
     (0 oldest), part q, k, v. ``conv_state[slot, channel, column]``: q, k, v channels, column 0 oldest; stored
-    token-major. ``state[slot, head, v, k]`` FP32. ``free_slot`` belongs to nobody; ``wide_slots`` asks the arena to lay
-    slots more than 2**31 elements apart. ``slots[request, t]``: where the state after token t goes;
-    <= 0 is the null slot. ``accepted[request]``: tokens accepted by the step before (1 for q = 1).
+    token-major. ``state[slot, head, v, k]`` FP32. ``free_slot`` belongs to nobody; ``wide_slots`` asks the
+    arena to lay slots more than 2**31 elements apart. ``slots[request, t]``: where the state after token t
+    goes; <= 0 is the null slot. ``accepted[request]``: tokens accepted by the step before (1 for q = 1).
     """
 
     projected: Tensor = read("row column", "bf16")

@@ -1,8 +1,8 @@
 """AttnRes: attention-residual mix and RMSNorm (Kimi K3, operation 3.2 of the subject's specification).
 
 Catches: a wrong block count, a prefix added where it is replaced, a stale or lost block write, a missing eps
-compensation in the quadratic norm, a wrong eps, a norm of the wrong vector, BF16 partial sums, unmasked columns,
-stale fragments. Cannot catch: mailbox and ordering faults (one process plays the rank).
+compensation in the quadratic norm, a wrong eps, a norm of the wrong vector, BF16 partial sums, unmasked
+columns, stale fragments. Cannot catch: mailbox and ordering faults (one process plays the rank).
 """
 
 from __future__ import annotations
@@ -35,10 +35,14 @@ SPECIALIZED = Profile(
 )
 
 REGIMES = (
-    Regime("typical", ("F01", "F12"), "gamma, projection and block scales far from neutral; stale blocks finite"),
+    Regime(
+        "typical", ("F01", "F12"), "gamma, projection and block scales far from neutral; stale blocks finite"
+    ),
     Regime("small", ("F12",), "activations near 1e-3, so that the norms' eps decides"),
     Regime("peaked", ("F03", "F07"), "logits more than 80 apart: softmax terms underflow to 0"),
-    Regime("cancelling", ("F06",), "the prefix nearly cancels the block mixture: the quadratic norm loses digits"),
+    Regime(
+        "cancelling", ("F06",), "the prefix nearly cancels the block mixture: the quadratic norm loses digits"
+    ),
     Regime("identical", ("F17",), "all sources equal: every weight is 1/n and the mixture is the source"),
     Regime("outliers", ("F06",), "a few columns thousands of times larger, as residual streams have"),
     Regime("zero_row", ("F12",), "a row of zeros: eps alone keeps the norm finite"),
@@ -66,7 +70,9 @@ def build(case: Case) -> AttnResArguments:
         prefix = -blocks[:, :read].sum(1) if read else prefix
         delta = normal(g, rows, width) * 0.01
     if case.regime == "identical":
-        blocks[:] = prefix[:, None].bfloat16() + delta[:, None].bfloat16() if case["merge"] == 0 else delta[:, None]
+        blocks[:] = (
+            prefix[:, None].bfloat16() + delta[:, None].bfloat16() if case["merge"] == 0 else delta[:, None]
+        )
     blocks[:, read:] = 40 * normal(g, rows, BLOCKS - read, width)
     if case.regime == "zero_row":
         for tensor in (prefix, delta, blocks):
@@ -120,8 +126,8 @@ def _merged(ar: Arithmetic, a: AttnResArguments) -> Value:
         return ar.load(a.prefix)
     if a.merge == "replace":
         return ar.load(a.delta)
-    # The FP32 sum of two BF16 values is never within reach of a BF16 tie it did not start on: rounding it once more
-    # is exact, so the prefix is known to the bit.
+    # The FP32 sum of two BF16 values is never within reach of a BF16 tie it did not start on: rounding it
+    # once more is exact, so the prefix is known to the bit.
     total = Value(ar, a.prefix.double() + a.delta.double())
     return ar.round(total, "attn_res.prefix")
 
@@ -190,8 +196,8 @@ def _case(regime: str, seed: int, rows: int, width: int, blocks: int, **options:
     return Case.of("attn_res", regime, seed, rows=rows, width=width, blocks=blocks, **(base | options))
 
 
-# Positions in the step: pre-attention, layer 0, block-writing layer before and after attention, auxiliary row, final,
-# and the mixture alone that stock hands to its separate last norm.
+# Positions in the step: pre-attention, layer 0, block-writing layer before and after attention, auxiliary
+# row, final, and the mixture alone that stock hands to its separate last norm.
 _POSITIONS: tuple[dict[str, int], ...] = (
     {},
     {"merge": 1, "write": 0},
@@ -204,11 +210,13 @@ _POSITIONS: tuple[dict[str, int], ...] = (
 
 
 def cases(tier: Tier) -> tuple[Case, ...]:
-    """quick: every block count, position and regime at small widths (a power of two, and not), and two at the real
-    width. full: the subject's width at every prepared batch."""
+    """quick: every block count, position and regime at small widths (a power of two, and not), and two at the
+    real width. full: the subject's width at every prepared batch."""
     found = [_case("typical", n, 2, 256, n) for n in range(BLOCKS + 1)]
     for number, position in enumerate(_POSITIONS):
-        found.append(_case("typical", 20 + number, 3, 320, 4 if position.get("merge") != 1 else 3, **position))
+        found.append(
+            _case("typical", 20 + number, 3, 320, 4 if position.get("merge") != 1 else 3, **position)
+        )
     for number, regime in enumerate(REGIMES[1:]):
         found.append(_case(regime.name, 40 + number, 3, 448, 1 if regime.name == "cancelling" else 5))
     found += [_case("typical", 60, 2, 7168, 8), _case("small", 61, 1, 7168, 5, finish=1)]

@@ -1,8 +1,9 @@
 """Kimi Delta Attention core: plain decode and q-token verify (operations 3.5 and 3.6 of the subject).
 
-Catches: every term of the step left out, applied on the wrong axis, in the wrong order or precision; state not, wrongly
-or elsewhere written; a history window off by one; a null slot that is live; lanes beyond the head dimension. Cannot
-catch: drift that no single step shows (roll-outs of the step layer), or ordering between kernels.
+Catches: every term of the step left out, applied on the wrong axis, in the wrong order or precision; state
+not, wrongly or elsewhere written; a history window off by one; a null slot that is live; lanes beyond the
+head dimension. Cannot catch: drift that no single step shows (roll-outs of the step layer), or ordering
+between kernels.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from validation.numerics.formats import BF16
 from validation.numerics.profile import Profile
 from validation.numerics.value import Value
 
-# The specialised kernel keeps FP32 between its input projection and its output; the stock path stores the convolution
-# and the core's output in BF16 (subject, table 2.3). An unfused kernel may also take the decay gate from BF16 memory.
+# The specialised kernel keeps FP32 between its input projection and its output; the stock path stores the
+# convolution and the core's output in BF16 (subject, table 2.3). An unfused kernel may also take the decay
+# gate from BF16 memory.
 _SPECIALIZED = {"kda.conv_out": None, "kda.gate_raw": BF16, "kda.core_out": None, "kda.out": BF16}
 _STOCK = {**_SPECIALIZED, "kda.conv_out": BF16, "kda.core_out": BF16}
 _OPTIONAL = frozenset({"kda.conv_out", "kda.core_out"})
 
 STOCK = Profile("stock", _STOCK, _OPTIONAL)
-SPECIALIZED = Profile(
-    "specialized", _SPECIALIZED, _OPTIONAL, functions="triton", functions_on_cuda="triton"
-)
-# A recurrence in a library kernel between unfused stock operations: BF16 at the same sites, Triton's functions.
+SPECIALIZED = Profile("specialized", _SPECIALIZED, _OPTIONAL, functions="triton", functions_on_cuda="triton")
+# A recurrence in a library kernel between unfused stock operations: BF16 at the same sites, Triton's
+# functions.
 LIBRARY = Profile("library", _STOCK, _OPTIONAL, functions="triton", functions_on_cuda="triton")
 
 
@@ -116,7 +117,8 @@ def _decay(ar: Arithmetic, a: KdaArguments, f_a: Value) -> Value:
 def _recurrence(
     ar: Arithmetic, a: KdaArguments, query: Value, key: Value, v: Value, decay: Value, beta: Value
 ) -> tuple[Value, Value]:
-    """Gated delta rule, token by token: core output [request, token, head, v] and states [request, token, head, v, k]."""
+    """Gated delta rule, token by token: core output [request, token, head, v] and states [request, token,
+    head, v, k]."""
     state = ar.load(a.state[initial_slots(a).clamp(min=0)])
     outputs, states = [], []
     for t in range(a.slots.shape[1]):
@@ -142,11 +144,13 @@ def _history(ar: Arithmetic, a: KdaArguments, window: Tensor) -> Value:
     return ar.where(live_requests(a)[:, None, None], ar.load(kept), 0.0)
 
 
-# -- what is judged -------------------------------------------------------------------------------------------------
+# -- what is judged
+# -------------------------------------------------------------------------------------------------
 
 
 def _view_out(a: KdaArguments) -> Tensor:
-    """Rows by request, token and head. Padding requests of a verify step are unspecified in stock: live rows only."""
+    """Rows by request, token and head. Padding requests of a verify step are unspecified in stock: live rows
+    only."""
     requests, q = a.slots.shape
     out = a.out.reshape(requests, q, a.heads, a.head_dim)
     if q == 1:
@@ -168,7 +172,9 @@ def touched(a: KdaArguments) -> dict[str, Tensor]:
     """Slots that live requests may write, and the first q + 2 history columns of their first slot."""
     state = torch.zeros(a.state.shape[0], 1, 1, 1, dtype=torch.bool, device=a.state.device)
     state[a.slots.long()[live_writes(a)]] = True
-    conv = torch.zeros(a.conv_state.shape[0], 1, a.conv_state.shape[2], dtype=torch.bool, device=a.state.device)
+    conv = torch.zeros(
+        a.conv_state.shape[0], 1, a.conv_state.shape[2], dtype=torch.bool, device=a.state.device
+    )
     conv[a.slots[:, 0].long()[live_requests(a)], :, : 2 + a.slots.shape[1]] = True
     return {"state": state, "conv_state": conv}
 
@@ -180,7 +186,7 @@ _WIDE_STRIDE = 2**30
 def strides(a: KdaArguments) -> dict[str, tuple[int, ...]]:
     """Caches as the engine lays them out: history token-major, slots with holes between them, and rows of
     ``projected`` with a pitch. A ``wide`` case spreads the slots."""
-    slots, channels, columns = a.conv_state.shape
+    _, channels, columns = a.conv_state.shape
     page = a.heads * a.head_dim * a.head_dim
     spread = _WIDE_STRIDE if a.wide_slots else page + 256
     return {
@@ -197,9 +203,14 @@ def _case(op: str, regime: str, seed: int, **shape: int) -> Case:
 def _decode_cases(tier: Tier) -> tuple[Case, ...]:
     """quick: every regime at a small head, odd head dimensions, one case at the subject's head size.
     full: TP8 and TP16 heads at every prepared batch, every regime, and slots beyond 2**31 elements."""
-    found = [_case("kda_decode", r.name, i, requests=3) for i, r in enumerate(REGIMES) if r.name != "wide_offsets"]
+    found = [
+        _case("kda_decode", r.name, i, requests=3) for i, r in enumerate(REGIMES) if r.name != "wide_offsets"
+    ]
     found += [_case("kda_decode", "unit_state", 30 + dim, dim=dim) for dim in (60, 100, 112)]
-    found += [_case("kda_decode", "long_memory", 20, heads=3, dim=128), _case("kda_decode", "unit_state", 21, heads=1, requests=9, spare=2)]
+    found += [
+        _case("kda_decode", "long_memory", 20, heads=3, dim=128),
+        _case("kda_decode", "unit_state", 21, heads=1, requests=9, spare=2),
+    ]
     if tier == "full":
         for heads in (12, 6):
             for requests in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64):
@@ -211,20 +222,41 @@ def _decode_cases(tier: Tier) -> tuple[Case, ...]:
 
 
 def _verify_cases(tier: Tier) -> tuple[Case, ...]:
-    """quick: q from 2 to 8, every regime once. full: TP8 and TP16 heads, every (requests, q) up to 64 rows of note."""
+    """quick: q from 2 to 8, every regime once. full: TP8 and TP16 heads, every (requests, q) up to 64 rows of
+    note."""
     found = [_case("kda_verify", "unit_state", q, tokens=q) for q in (2, 3, 5, 8)]
     found += [
         _case("kda_verify", r.name, 20 + i, requests=3, tokens=3)
         for i, r in enumerate(REGIMES)
         if r.name != "wide_offsets"
     ]
-    found += [_case("kda_verify", "unit_state", 40, dim=60, tokens=2), _case("kda_verify", "long_memory", 41, heads=1, dim=128, tokens=4)]
+    found += [
+        _case("kda_verify", "unit_state", 40, dim=60, tokens=2),
+        _case("kda_verify", "long_memory", 41, heads=1, dim=128, tokens=4),
+    ]
     if tier == "full":
         for heads in (12, 6):
-            for requests, q in ((1, 2), (1, 8), (2, 4), (4, 2), (4, 4), (5, 3), (8, 8), (13, 4), (16, 4), (32, 2)):
-                found.append(_case("kda_verify", "unit_state", 100, heads=heads, dim=128, requests=requests, tokens=q))
+            for requests, q in (
+                (1, 2),
+                (1, 8),
+                (2, 4),
+                (4, 2),
+                (4, 4),
+                (5, 3),
+                (8, 8),
+                (13, 4),
+                (16, 4),
+                (32, 2),
+            ):
+                found.append(
+                    _case("kda_verify", "unit_state", 100, heads=heads, dim=128, requests=requests, tokens=q)
+                )
             for i, regime in enumerate(REGIMES):
-                size = {"requests": 3, "tokens": 2} if regime.name == "wide_offsets" else {"requests": 4, "tokens": 4}
+                size = (
+                    {"requests": 3, "tokens": 2}
+                    if regime.name == "wide_offsets"
+                    else {"requests": 4, "tokens": 4}
+                )
                 found.append(_case("kda_verify", regime.name, 200 + i, heads=heads, dim=128, **size))
     return tuple(found)
 
@@ -236,7 +268,12 @@ def _contract(name: str, summary: str, cases: Any) -> Contract:
         arguments=KdaArguments,
         outputs=(
             Output(
-                "out", ("request", "token", "head", "v"), "bf16", _view_out, slices=(("head",), ("request", "token")), shared=("v",)
+                "out",
+                ("request", "token", "head", "v"),
+                "bf16",
+                _view_out,
+                slices=(("head",), ("request", "token")),
+                shared=("v",),
             ),
             Output(
                 "state",

@@ -1,7 +1,7 @@
 """Inputs of the KDA contracts: the recipe of the 40-fault study and the regimes around it.
 
-In every regime slots are sparse and permuted, free slots, the null slot and the padding columns hold NaN, and accepted
-counts differ from request to request.
+In every regime slots are sparse and permuted, free slots, the null slot and the padding columns hold NaN, and
+accepted counts differ from request to request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ REGIMES = (
     Regime("gate_bounds", ("F02", "F03"), "decay gates at both bounds: exp(-5) and exactly 1"),
     Regime("saturated", ("F02", "F12"), "beta and the output gate at 0 and 1"),
     Regime("zero_qk", ("F12", "F03"), "all-zero q or k of some heads: the eps of the L2 norm decides"),
-    Regime("null_slots", ("F23", "F10"), "padding requests in the middle and at the end, null slots within a row"),
+    Regime(
+        "null_slots", ("F23", "F10"), "padding requests in the middle and at the end, null slots within a row"
+    ),
     Regime("nan_request", ("F51", "F27"), "one request holds a NaN: it must stay there"),
     Regime("wide_offsets", ("F50",), "slots more than 2**31 elements apart"),
 )
@@ -46,7 +48,9 @@ def build(case: Case) -> KdaArguments:
     return a
 
 
-def _recipe(g: Generator, regime: str, heads: int, dim: int, requests: int, q: int, spare: int) -> KdaArguments:
+def _recipe(
+    g: Generator, regime: str, heads: int, dim: int, requests: int, q: int, spare: int
+) -> KdaArguments:
     d = heads * dim
     rank = RANK_REAL if dim >= 128 else RANK
     padding = 5
@@ -123,8 +127,8 @@ def _zero_qk(g: Generator, a: KdaArguments) -> None:
 
 
 def _null_slots(g: Generator, a: KdaArguments) -> None:
-    """The second request is padding (all null, accepted 1); the last stops after its first token's slot (verify) or is
-    padding with a negative slot (decode)."""
+    """The second request is padding (all null, accepted 1); the last stops after its first token's slot
+    (verify) or is padding with a negative slot (decode)."""
     requests, q = a.slots.shape
     a.slots[1 % requests] = 0
     a.accepted[1 % requests] = 1

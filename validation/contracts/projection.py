@@ -1,7 +1,7 @@
 """Packed input projections of KDA and MLA layers: y = bf16(x W^T) (operations 3.3 and 3.4 of the subject).
 
-Catches: BF16 accumulation, lost or doubled K tiles and splits, stale fragments, unmasked tails, swapped or shifted
-rows, a second rounding. Cannot catch: a different but honest order of the FP32 sum, by design.
+Catches: BF16 accumulation, lost or doubled K tiles and splits, stale fragments, unmasked tails, swapped or
+shifted rows, a second rounding. Cannot catch: a different but honest order of the FP32 sum, by design.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _case(regime: str, seed: int, rows: int, columns: int, k: int) -> Case:
 
 
 def cases(tier: Tier) -> tuple[Case, ...]:
-    """quick: both sides of every batch threshold on a slice of the weight's rows (all of K), a K tail, every regime.
-    full: the four packed weights of TP8 and TP16 at every prepared batch."""
+    """quick: both sides of every batch threshold on a slice of the weight's rows (all of K), a K tail, every
+    regime. full: the four packed weights of TP8 and TP16 at every prepared batch."""
     found = [_case("typical", rows, rows, 136, HIDDEN) for rows in (1, 2, 3, 8, 9, 16, 17, 33)]
     found += [_case("typical", 50, 4, 100, 1000), _case("typical", 51, 1, 72, 328)]
     found += [_case(r.name, 60 + i, 1 + 3 * (i % 2), 136, 2048) for i, r in enumerate(REGIMES[1:])]
@@ -76,7 +76,9 @@ def cases(tier: Tier) -> tuple[Case, ...]:
             batches = (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 64)
             found += [_case("typical", 100 * (number + 1) + rows, rows, columns, HIDDEN) for rows in batches]
             for i, regime in enumerate(REGIMES[1:]):
-                found.append(_case(regime.name, 600 + 10 * number + i, (1, 2, 5, 16)[number], columns, HIDDEN))
+                found.append(
+                    _case(regime.name, 600 + 10 * number + i, (1, 2, 5, 16)[number], columns, HIDDEN)
+                )
     return tuple(found)
 
 

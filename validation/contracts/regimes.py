@@ -36,7 +36,8 @@ def outliers(g: Generator, width: int) -> Tensor:
 
 
 def sparse_slots(g: Generator, count: int) -> Tensor:
-    """``count`` distinct slot numbers from 1 to 2 * count + 2, in random order: never 0, never a range. int32."""
+    """``count`` distinct slot numbers from 1 to 2 * count + 2, in random order: never 0, never a range.
+    int32."""
     return (torch.randperm(2 * count + 2, generator=g)[:count] + 1).to(torch.int32)
 
 

@@ -1,7 +1,7 @@
 """AttnRes in plain FP32 torch, with one switch for every planted fault.
 
-``run(a, order, fault)`` with ``fault=""`` is an honest kernel in the given summation order, in the direct form, or in
-the quadratic form with ``quadratic=True``.
+``run(a, order, fault)`` with ``fault=""`` is an honest kernel in the given summation order, in the direct
+form, or in the quadratic form with ``quadratic=True``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def run(a: AttnResArguments, order: Order, fault: str = "", quadratic: bool = Fa
         a.aux.copy_(old if fault == "aux_before_delta" else a.prefix)
     if fault == "block_among_sources":
         _write_block(a, old, fault)
-    read = a.blocks_read + {"blocks_plus_one": 1, "blocks_minus_one": -1, "block_among_sources": 1}.get(fault, 0)
+    read = a.blocks_read + {"blocks_plus_one": 1, "blocks_minus_one": -1, "block_among_sources": 1}.get(
+        fault, 0
+    )
     last = prefix if fault == "prefix_not_rounded" else a.prefix.float()
     sources = torch.cat([a.blocks[:, :read].float(), last[:, None]], 1)
     if fault == "prefix_left_out":
@@ -83,8 +85,7 @@ def _merge(a: AttnResArguments, fault: str) -> Tensor:
     add = a.merge == "add"
     if fault in ("added_where_replaced", "replaced_where_added"):
         add = not add
-    total = a.prefix.float() + a.delta.float() if add else a.delta.float()
-    return total
+    return a.prefix.float() + a.delta.float() if add else a.delta.float()
 
 
 def _write_block(a: AttnResArguments, old: Tensor, fault: str) -> None:
@@ -113,7 +114,8 @@ def _direct(a: AttnResArguments, sources: Tensor, scores: Tensor, order: Order, 
     top = torch.zeros_like(scores[:, :1]) if fault == "no_maximum" else scores.amax(1, keepdim=True)
     e = _exp(scores - top, fault)
     if fault == "no_rescale":
-        # Every source is weighed against the maximum so far; a new maximum does not scale down what came before.
+        # Every source is weighed against the maximum so far; a new maximum does not scale down what came
+        # before.
         e = _exp(scores - scores.cummax(1).values, fault)
     weights = e / order.sum(e, 1)[:, None]
     if fault == "weights_bf16":

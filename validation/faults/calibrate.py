@@ -1,8 +1,8 @@
 """Honest variants: how wide the statistics really spread, and whether any raises an alarm.
 
-Every variant is an honest kernel at a case of the quick tier with a fresh seed, a drawn order of summation and one of
-the contract's profiles. Two results: the number of false alarms with the calibrated limits in force, and the inflation
-each statistic would need (1 where the model is wide enough).
+Every variant is an honest kernel at a case of the quick tier with a fresh seed, a drawn order of summation
+and one of the contract's profiles. Two results: the number of false alarms with the calibrated limits in
+force, and the inflation each statistic would need (1 where the model is wide enough).
 
 Catches: a noise model that is too narrow. Cannot catch: one that is too wide (the mean square says so, and
 ``qualify`` does).
@@ -28,7 +28,8 @@ PROFILES = ("stock", "specialized")
 
 @dataclass
 class Spread:
-    """What the honest variants of one operation showed. ``needed``: output -> statistic -> inflation factor."""
+    """What the honest variants of one operation showed. ``needed``: output -> statistic -> inflation
+    factor."""
 
     op: str
     variants: int = 0
@@ -101,9 +102,9 @@ def _note(result: Spread, output: str, statistic: Statistic, count: int) -> None
 def needed_factor(statistic: Statistic, count: int) -> float:
     """The inflation that puts this value where the largest of ``count`` honest ones is expected.
 
-    A statistic's limit belongs to level x = ln(2 tests / share); the largest of ``count`` variants is expected near
-    the limit of level x_n = ln(2 tests count). Deviations grow as the square root of the level (of a mean square's
-    excess over 1: at most in proportion).
+    A statistic's limit belongs to level x = ln(2 tests / share); the largest of ``count`` variants is
+    expected near the limit of level x_n = ln(2 tests count). Deviations grow as the square root of the level
+    (of a mean square's excess over 1: at most in proportion).
     """
     if statistic.level <= 0 or statistic.share <= 0 or statistic.limit <= 0:
         return 1.0

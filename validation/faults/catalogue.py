@@ -1,7 +1,8 @@
-"""Every planted fault: on which operation, what is wrong, in which case it must be seen, and the faulty kernel.
+"""Every planted fault: on which operation, what is wrong, in which case it must be seen, and the faulty
+kernel.
 
-The kernels are the plain FP32 implementations beside this file. A fault is caught when the judge has at least one
-finding in its one case.
+The kernels are the plain FP32 implementations beside this file. A fault is caught when the judge has at least
+one finding in its one case.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ _ATTN_RES_POSITIONS = {
 def _attn_res() -> Iterator[Fault]:
     for name, (what, position) in attn_res_step.FAULTS.items():
         regime, options = _ATTN_RES_POSITIONS[position]
-        shape = {"rows": 3, "width": 7168, "blocks": 5, "write": -1, "merge": 0, "finish": 0, "aux": 0} | options
+        shape = {
+            "rows": 3,
+            "width": 7168,
+            "blocks": 5,
+            "write": -1,
+            "merge": 0,
+            "finish": 0,
+            "aux": 0,
+        } | options
         case = Case.of("attn_res", regime, 7, **shape)
         quadratic = name in ("eps_not_compensated", "no_cross_term")
         function = partial(attn_res_step.run, order=LIBRARY, fault=name)

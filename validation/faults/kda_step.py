@@ -1,8 +1,8 @@
-"""The KDA core in plain FP32 torch, with one switch for every fault of the 40-fault study and for the faults of a
-verify step.
+"""The KDA core in plain FP32 torch, with one switch for every fault of the 40-fault study and for the faults
+of a verify step.
 
-``run(a, order, fault, stock)`` with ``fault=""`` is an honest kernel in the given summation order; ``stock`` rounds the
-convolution and the core output to BF16. The code follows the formulas, not any kernel.
+``run(a, order, fault, stock)`` with ``fault=""`` is an honest kernel in the given summation order; ``stock``
+rounds the convolution and the core output to BF16. The code follows the formulas, not any kernel.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def run(a: KdaArguments, order: Order, fault: str = "", stock: bool = False) -> 
     slots, first = a.slots.long(), a.accepted.long() - 1
     if fault == "swap_two_slots":
         slots = slots[[1, 0, *range(2, requests)]]
-    start = {"accepted_ignored": torch.zeros_like(first), "accepted_plus_one": (first + 1) % q}.get(fault, first)
+    start = {"accepted_ignored": torch.zeros_like(first), "accepted_plus_one": (first + 1) % q}.get(
+        fault, first
+    )
     live = slots.gather(1, first[:, None])[:, 0] > 0
     a.out.zero_()
     if not bool(live.any()):
@@ -125,7 +127,11 @@ def _convolution(
         weight = weight.roll(1, 0)
     taps_used = range(1, 4) if fault == "conv_drop_oldest_tap" else range(4)
     u = torch.stack(
-        [order.sum(torch.stack([window[..., t + j].float() * weight[j] for j in taps_used]), 0) for t in range(q)], 1
+        [
+            order.sum(torch.stack([window[..., t + j].float() * weight[j] for j in taps_used]), 0)
+            for t in range(q)
+        ],
+        1,
     )
     z = u if fault == "no_silu" else u * torch.sigmoid(u)
     return (_bf16(z) if stock else z).reshape(n, q, 3, a.heads, a.head_dim)

@@ -1,7 +1,7 @@
 """Orders of summation that honest kernels use: the same FP32 additions, arranged differently.
 
-Each order sums FP32 terms along a dimension and multiplies matrices over K. What this cannot represent: tensor cores'
-truncating accumulators (only a device has them).
+Each order sums FP32 terms along a dimension and multiplies matrices over K. What this cannot represent:
+tensor cores' truncating accumulators (only a device has them).
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ class Order:
     def matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [.., k] @ weight [n, k].T with FP32 accumulation, K range by K range."""
         total: Tensor | None = None
-        pieces = list(zip(x.float().tensor_split(self.split, -1), weight.float().tensor_split(self.split, -1), strict=True))
+        pieces = list(
+            zip(
+                x.float().tensor_split(self.split, -1),
+                weight.float().tensor_split(self.split, -1),
+                strict=True,
+            )
+        )
         for part_x, part_w in reversed(pieces) if self.reverse else pieces:
             partial = part_x @ part_w.T
             total = partial if total is None else total + partial
@@ -88,8 +94,8 @@ def _permuted(add: Sum, seed: int) -> Sum:
 
 
 def honest_order(seed: int) -> Order:
-    """One of the honest orders, drawn by seed: library, chain (up to 256 terms), pairwise, blocked, strided lanes,
-    any of them over permuted terms; matrix products cut into 1 to 16 K ranges."""
+    """One of the honest orders, drawn by seed: library, chain (up to 256 terms), pairwise, blocked, strided
+    lanes, any of them over permuted terms; matrix products cut into 1 to 16 K ranges."""
     draw = random.Random(seed)
     width = draw.choice((8, 16, 32, 64, 128, 256))
     kinds: dict[str, Sum] = {

@@ -1,7 +1,7 @@
 """How many planted faults the judge notices, and by how much: the sensitivity of the suite as a number.
 
-Catches: a change of contract, noise model or statistic that lets a known fault pass. Cannot catch: faults that nobody
-planted.
+Catches: a change of contract, noise model or statistic that lets a known fault pass. Cannot catch: faults
+that nobody planted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Caught:
     where: str
 
 
-def qualify(ops: Iterable[str], device: str, progress: Callable[[str], None] = lambda text: None) -> list[Caught]:
+def qualify(
+    ops: Iterable[str], device: str, progress: Callable[[str], None] = lambda text: None
+) -> list[Caught]:
     """Plant every fault of the named operations in its one case."""
     results = []
     for op in ops:
@@ -54,5 +56,13 @@ def plant(fault: Fault, device: str) -> Caught:
         factor, statistic = float("inf"), result.findings[0].statistic
     caught = bool(result.findings)
     return Caught(
-        fault.case.op, fault.name, fault.what, fault.profile, fault.case.line(), caught, factor, statistic, where
+        fault.case.op,
+        fault.name,
+        fault.what,
+        fault.profile,
+        fault.case.line(),
+        caught,
+        factor,
+        statistic,
+        where,
     )

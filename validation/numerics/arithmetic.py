@@ -4,13 +4,15 @@ A contract's reference is written once against this interface (operators on ``Va
 
 * ``Exact``: float64, rounding sites are the identity. The truth.
 * ``Rounded``: sites round as the profile says, bit for bit; everything between is float64.
-* ``Noise``: besides, every element carries the distribution of the rounding error of a backend with that profile. FP32
-  operations add ulp**2 / 12; sums add by their order (``reductions``), functions by their documented error
-  (``functions``). A rounding site is conditional: where the incoming noise is far below the spacing the rounded value
-  is known, and what is left is a small probability of landing on a neighbour, a jump of one spacing.
+* ``Noise``: besides, every element carries the distribution of the rounding error of a backend with that
+  profile. FP32 operations add ulp**2 / 12; sums add by their order (``reductions``), functions by their
+  documented error (``functions``). A rounding site is conditional: where the incoming noise is far below the
+  spacing the rounded value is known, and what is left is a small probability of landing on a neighbour, a
+  jump of one spacing.
 
-Errors propagate to first order. Catches nothing by itself. Cannot represent correlations between elements: the
-statistics that depend on them carry a declared sharing and a calibrated inflation (``scores``, ``calibrate``).
+Errors propagate to first order. Catches nothing by itself. Cannot represent correlations between elements:
+the statistics that depend on them carry a declared sharing and a calibrated inflation (``scores``,
+``calibrate``).
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Arithmetic:
     # -- FP32 operations ------------------------------------------------------------------------------------
 
     def _rounded32(self, mean: Tensor, value: Value, ulps: float = 0.5, extra: Tensor | None = None) -> Value:
-        """Add the noise of one FP32 result: ``ulps`` bound of the operation, ``extra`` variance in squared ulps."""
+        """Add the noise of one FP32 result: ``ulps`` bound of the operation, ``extra`` variance in squared
+        ulps."""
         if not self.noisy:
             return Value(self, mean)
         ulp = FP32.spacing(mean)
@@ -142,7 +145,11 @@ class Arithmetic:
             return Value(self, mean)
         squared = slope * slope
         return Value(
-            self, mean, scaled(x.variance, squared), scaled(x.jump_variance, squared), scaled(x.jump, slope.abs())
+            self,
+            mean,
+            scaled(x.variance, squared),
+            scaled(x.jump_variance, squared),
+            scaled(x.jump, slope.abs()),
         )
 
     # -- functions ------------------------------------------------------------------------------------------
@@ -171,7 +178,8 @@ class Arithmetic:
         return self._function("rsqrt", x, mean, lambda: -0.5 * mean / x.mean)
 
     def sigmoid(self, x: Value) -> Value:
-        """1 / (1 + exp(-x)), error by error; its two halves share exp(-x), so the slope is that of the sigmoid."""
+        """1 / (1 + exp(-x)), error by error; its two halves share exp(-x), so the slope is that of the
+        sigmoid."""
         mean = torch.sigmoid(x.mean)
         if not self.noisy:
             return Value(self, mean)
@@ -194,7 +202,11 @@ class Arithmetic:
             return product
         carried = self._through(x, product.mean, gate.mean * (1 + x.mean * (1 - gate.mean)))
         return Value(
-            self, product.mean, accumulate(product.variance, carried.variance), carried.jump_variance, carried.jump
+            self,
+            product.mean,
+            accumulate(product.variance, carried.variance),
+            carried.jump_variance,
+            carried.jump,
         )
 
     def softmax(self, x: Value, dim: int) -> Value:
@@ -276,8 +288,8 @@ class Arithmetic:
         return self._conditionally_rounded(x, fmt)
 
     def store(self, x: Value, site: str) -> Value:
-        """The last site of an output: rounded in ``Rounded``; in ``Noise`` left as it is before the rounding, since the
-        judge compares an observed grid point with the interval of values that round to it."""
+        """The last site of an output: rounded in ``Rounded``; in ``Noise`` left as it is before the rounding,
+        since the judge compares an observed grid point with the interval of values that round to it."""
         return x if self.noisy else self.round(x, site)
 
     def _format(self, site: str) -> Format | None:
@@ -293,9 +305,7 @@ class Arithmetic:
         if not self.noisy:
             return x
         spacing = fmt.spacing(x.mean)
-        return Value(
-            self, x.mean, accumulate(x.variance, spacing * spacing / 12), x.jump_variance, x.jump
-        )
+        return Value(self, x.mean, accumulate(x.variance, spacing * spacing / 12), x.jump_variance, x.jump)
 
     def _conditionally_rounded(self, x: Value, fmt: Format) -> Value:
         variance = x.variance
@@ -327,8 +337,10 @@ class Arithmetic:
         """Selection; an unselected NaN does not leak."""
         b = self._lift(b, a)
         mean = torch.where(mask, a.mean, b.mean)
-        parts = [_select(mask, p, q, mean) for p, q in zip(a.parts(), b.parts(), strict=True)]
-        return Value(self, mean, *parts, bits=max(a.bits, b.bits))
+        variance, jump_variance, jump = (
+            _select(mask, p, q, mean) for p, q in zip(a.parts(), b.parts(), strict=True)
+        )
+        return Value(self, mean, variance, jump_variance, jump, max(a.bits, b.bits))
 
     def stack(self, values: Sequence[Value], dim: int) -> Value:
         return self._join(values, lambda parts: torch.stack(parts, dim))

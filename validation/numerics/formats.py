@@ -19,7 +19,8 @@ _MANTISSA_BITS = 52
 
 
 def exponent(x: Tensor) -> Tensor:
-    """floor(log2 |x|) of float64 ``x`` as int64; -1023 for zero and float64 subnormals, 1024 for inf and NaN."""
+    """floor(log2 |x|) of float64 ``x`` as int64; -1023 for zero and float64 subnormals, 1024 for inf and
+    NaN."""
     return ((x.view(torch.int64) >> _MANTISSA_BITS) & 0x7FF) - _EXPONENT_BIAS
 
 
@@ -32,8 +33,8 @@ def power_of_two(e: Tensor) -> Tensor:
 class Format:
     """A binary floating-point grid.
 
-    ``precision`` counts significand bits with the implicit one; ``emin`` is the exponent of the smallest normal
-    number. Values beyond ``maximum`` saturate, or overflow to infinity when ``overflows``.
+    ``precision`` counts significand bits with the implicit one; ``emin`` is the exponent of the smallest
+    normal number. Values beyond ``maximum`` saturate, or overflow to infinity when ``overflows``.
     """
 
     name: str
@@ -89,7 +90,10 @@ class Format:
             edge = self.maximum + float(self.spacing(torch.tensor(self.maximum, dtype=torch.float64))) / 2
             low = torch.where(y == infinity, torch.full_like(y, edge), low)
             high = torch.where(y == -infinity, torch.full_like(y, -edge), high)
-            high, low = torch.where(y == infinity, infinity, high), torch.where(y == -infinity, -infinity, low)
+            high, low = (
+                torch.where(y == infinity, infinity, high),
+                torch.where(y == -infinity, -infinity, low),
+            )
         else:
             high = torch.where(y >= self.maximum, infinity, high)
             low = torch.where(y <= -self.maximum, -infinity, low)
@@ -113,7 +117,9 @@ def points(fmt: Format) -> Tensor:
         fmt.emin - fmt.precision + 1
     )
     top = int(exponent(torch.tensor([fmt.maximum], dtype=torch.float64)))
-    significands = 1 + torch.arange(0, 2 ** (fmt.precision - 1), dtype=torch.float64) * 2.0 ** (1 - fmt.precision)
+    significands = 1 + torch.arange(0, 2 ** (fmt.precision - 1), dtype=torch.float64) * 2.0 ** (
+        1 - fmt.precision
+    )
     normals = torch.cat([significands * 2.0**e for e in range(fmt.emin, top + 1)])
     positive = torch.cat([subnormals, normals[normals <= fmt.maximum]])
     return torch.cat([-positive.flip(0)[:-1], positive])
@@ -122,8 +128,8 @@ def points(fmt: Format) -> Tensor:
 def shared_exponent(amax: Tensor, *, rule: str, element: Format) -> Tensor:
     """Exponent e of the E8M0 scale 2**e of a block whose largest magnitude is ``amax`` (float64).
 
-    ``floor``: floor(log2 amax) - emax(element), as OCP MX 1.0 section 6.3; ``no_saturation``: one more where the
-    scaled maximum would round beyond the element's largest point. Clamped to [-127, 127]; 0 maps to -127.
+    ``floor``: floor(log2 amax) - emax(element), as OCP MX 1.0 section 6.3; ``no_saturation``: one more where
+    the scaled maximum would round beyond the element's largest point. Clamped to [-127, 127]; 0 maps to -127.
     """
     top = int(exponent(torch.tensor([element.maximum], dtype=torch.float64)))
     e = exponent(amax.contiguous()) - top

@@ -1,9 +1,10 @@
 """Documented errors of elementary functions, in ulps of the FP32 result.
 
-Sources. CUDA C++ Programming Guide 13.0, mathematical functions appendix: expf 1, tanhf 2, rsqrtf 2, division 0.5,
-sqrtf 0.5; intrinsics: __expf 2 + floor(|1.173 x|). PTX ISA 9.0: ex2.approx 2 ulp, rcp.approx 1 ulp, div.full 2 ulp,
-rsqrt.approx 2**-22.9 relative (about 2 ulp), tanh.approx 2**-11 relative (4,096 ulp at worst). Triton lowers ``exp`` to
-ex2.approx(x * log2 e), ``rsqrt`` to rsqrt.approx and division to div.full. CPU: SLEEF u10 functions 1 ulp.
+Sources. CUDA C++ Programming Guide 13.0, mathematical functions appendix: expf 1, tanhf 2, rsqrtf 2, division
+0.5, sqrtf 0.5; intrinsics: __expf 2 + floor(|1.173 x|). PTX ISA 9.0: ex2.approx 2 ulp, rcp.approx 1 ulp,
+div.full 2 ulp, rsqrt.approx 2**-22.9 relative (about 2 ulp), tanh.approx 2**-11 relative (4,096 ulp at
+worst). Triton lowers ``exp`` to ex2.approx(x * log2 e), ``rsqrt`` to rsqrt.approx and division to div.full.
+CPU: SLEEF u10 functions 1 ulp.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ ACCURATE = {
 # CPU libraries (SLEEF u10, or the C library): at most 1 ulp, rsqrt as a square root and a division.
 CPU = {**ACCURATE, "tanh": FunctionError(1.0), "rsqrt": FunctionError(1.0)}
 
-# Triton on NVIDIA: the product x * log2(e) is rounded before ex2, which costs |x| * log2(e) / 2 ulps of the argument,
-# times ln 2 in the result: 0.72 |x| ulps at most for a significand near 1.
+# Triton on NVIDIA: the product x * log2(e) is rounded before ex2, which costs |x| * log2(e) / 2 ulps of the
+# argument, times ln 2 in the result: 0.72 |x| ulps at most for a significand near 1.
 TRITON = {
     "exp": FunctionError(2.0, 0.72),
     "exp2": FunctionError(2.0),
@@ -62,6 +63,6 @@ TABLES = {"accurate": ACCURATE, "cpu": CPU, "triton": TRITON, "fast": FAST}
 
 
 def variance_in_ulps(ulps: float) -> float:
-    """Variance, in squared ulps, of an error bounded by ``ulps``: the last rounding (uniform over half an ulp on
-    either side) plus an approximation error uniform over the rest of the bound."""
+    """Variance, in squared ulps, of an error bounded by ``ulps``: the last rounding (uniform over half an ulp
+    on either side) plus an approximation error uniform over the rest of the bound."""
     return (0.25 + max(ulps - 0.5, 0.0) ** 2) / 3

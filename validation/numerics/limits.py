@@ -1,10 +1,10 @@
 """Tail bounds: how large an honest deviation can be at a given probability.
 
-``bernstein``: for a sum of independent zero-mean terms, the smooth part (roundings, uniform, hence sub-Gaussian with
-their own variance) and the rare jumps (variance ``jump_variance``, each at most ``jump``):
-P(|X| >= t) <= 2 exp(-x) with t = sqrt(2 (var + jump_variance) x) + jump x / 3 (Bernstein's inequality, and Bennett's
-where it is sharper).
-``crossing``: the probability that noise carries a value across a rounding boundary at distance d.
+``bernstein``: for a sum of independent zero-mean terms, the smooth part (roundings, uniform, hence
+sub-Gaussian with their own variance) and the rare jumps (variance ``jump_variance``, each at most ``jump``):
+P(|X| >= t) <= 2 exp(-x) with t = sqrt(2 (var + jump_variance) x) + jump x / 3 (Bernstein's inequality, and
+Bennett's where it is sharper). ``crossing``: the probability that noise carries a value across a rounding
+boundary at distance d.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-# Crossings rarer than this are taken as impossible: at most 1e7 rounded elements a case leave 1e-9 of a case's share.
+# Crossings rarer than this are taken as impossible: at most 1e7 rounded elements a case leave 1e-9 of a
+# case's share.
 NEGLIGIBLE = 1e-18
 _NEWTON_STEPS = 12
 
@@ -27,8 +28,8 @@ def log_odds(share: float, tests: float) -> float:
 def bernstein(variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None, x: float) -> Tensor:
     """Limit of |error| at level 2 exp(-x), element by element.
 
-    Where jumps are very rare, Bernstein's inequality is loose; Bennett's, from which it follows, is taken for the jumps
-    alone (smooth part and jumps at half the level each), whichever is smaller.
+    Where jumps are very rare, Bernstein's inequality is loose; Bennett's, from which it follows, is taken for
+    the jumps alone (smooth part and jumps at half the level each), whichever is smaller.
     """
     smooth = torch.sqrt(2 * x * variance)
     if jump_variance is None or jump is None:
@@ -40,8 +41,8 @@ def bernstein(variance: Tensor, jump_variance: Tensor | None, jump: Tensor | Non
 
 
 def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
-    """t with (V / J**2) h(t J / V) = x, h(u) = (1 + u) ln(1 + u) - u: P(X >= t) <= exp(-x) for a sum of independent
-    terms of total variance V, none above J (Bennett 1962). 0 where there is no jump."""
+    """t with (V / J**2) h(t J / V) = x, h(u) = (1 + u) ln(1 + u) - u: P(X >= t) <= exp(-x) for a sum of
+    independent terms of total variance V, none above J (Bennett 1962). 0 where there is no jump."""
     limit = torch.zeros_like(jump)
     real = jump > 0
     if not bool(real.any()):
@@ -57,11 +58,9 @@ def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
     return limit
 
 
-def crossing(
-    distance: Tensor, variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None
-) -> Tensor:
-    """Upper estimate of P(error > distance) for distance >= 0: a normal tail for the smooth part plus, for rare
-    jumps, the smaller of Chebyshev's and Bernstein's bounds."""
+def crossing(distance: Tensor, variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None) -> Tensor:
+    """Upper estimate of P(error > distance) for distance >= 0: a normal tail for the smooth part plus, for
+    rare jumps, the smaller of Chebyshev's and Bernstein's bounds."""
     deviation = torch.sqrt(variance)
     tail = 0.5 * torch.erfc(distance / (deviation * math.sqrt(2)).clamp(min=1e-300))
     tail = torch.where((variance == 0) & (distance > 0), torch.zeros_like(tail), tail)

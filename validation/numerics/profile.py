@@ -1,7 +1,7 @@
 """A rounding profile: where a backend rounds, in which order it sums, and which functions it calls.
 
-A provider declares one; the judge verifies that the provider does what it declared. ``accuracy()`` accepts any
-choice at the optional sites and judges against the truth alone.
+A provider declares one; the judge verifies that the provider does what it declared. ``accuracy()`` accepts
+any choice at the optional sites and judges against the truth alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from validation.numerics.reductions import CHAIN, TENSOR_CORE, Reduction
 class Profile:
     """Rounding behaviour of one backend for one contract.
 
-    ``sites``: rounding site -> format it rounds to there, None where it keeps FP32. ``optional`` sites are those at
-    which backends legitimately differ. ``sums`` / ``products``: order of FP32 sums of element-wise terms and of matrix
-    products. ``functions``: name of a table in ``functions.TABLES``. ``algebra``: named choices between formulas that
-    are equal in exact arithmetic (for example the norm of a mixture as a quadratic form).
+    ``sites``: rounding site -> format it rounds to there, None where it keeps FP32. ``optional`` sites are
+    those at which backends legitimately differ. ``sums`` / ``products``: order of FP32 sums of element-wise
+    terms and of matrix products. ``functions``: name of a table in ``functions.TABLES``. ``algebra``: named
+    choices between formulas that are equal in exact arithmetic (for example the norm of a mixture as a
+    quadratic form).
     """
 
     name: str

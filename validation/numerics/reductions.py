@@ -1,12 +1,13 @@
 """Probabilistic rounding error of FP32 sums, for the orders in use.
 
-Model: every addition rounds with an independent relative error of zero mean (Higham and Mary, SIAM J. Sci. Comput.
-41(5), 2019; Connolly, Higham and Mary 2021), so the variance of a sum's error is u_rms**2 times the sum of its squared
-partial sums. Over random orders of n terms t_i with total S and Q = sum t_i**2, a partial sum of g terms has mean
-square (g/n) Q + g (g-1) / (n (n-1)) (S**2 - Q): no order needs to be known, only its shape (how many terms precede).
+Model: every addition rounds with an independent relative error of zero mean (Higham and Mary, SIAM J. Sci.
+Comput. 41(5), 2019; Connolly, Higham and Mary 2021), so the variance of a sum's error is u_rms**2 times the
+sum of its squared partial sums. Over random orders of n terms t_i with total S and Q = sum t_i**2, a partial
+sum of g terms has mean square (g/n) Q + g (g-1) / (n (n-1)) (S**2 - Q): no order needs to be known, only its
+shape (how many terms precede).
 
-Tensor cores truncate instead of rounding to nearest (Khattak and Mikaitis 2025, arXiv 2411.18747 and the sources there):
-their error has a mean towards zero, which is added as if it were noise of that size.
+Tensor cores truncate instead of rounding to nearest (Khattak and Mikaitis 2025, arXiv 2411.18747 and the
+sources there): their error has a mean towards zero, which is added as if it were noise of that size.
 
 Catches: accumulation in BF16, chunks added twice or lost. Cannot tell two honest orders apart, by design.
 """
@@ -26,10 +27,11 @@ _TRUNCATION_MEAN = 0.5 * 2.0**-23 / (2 * math.log(2))
 
 @dataclass(frozen=True)
 class Reduction:
-    """The shape of a sum: chains of ``chain`` terms (None: one chain over all), their results chained in turn.
+    """The shape of a sum: chains of ``chain`` terms (None: one chain over all), their results chained in
+    turn.
 
-    ``rounds_products``: each product is rounded before it is added (no fused multiply-add). ``truncates_every``:
-    a tensor core adds that many products at a time and truncates the running sum.
+    ``rounds_products``: each product is rounded before it is added (no fused multiply-add).
+    ``truncates_every``: a tensor core adds that many products at a time and truncates the running sum.
     """
 
     chain: int | None = None
@@ -37,7 +39,8 @@ class Reduction:
     truncates_every: int | None = None
 
     def variance(self, n: int, total: Tensor, squares: Tensor) -> Tensor:
-        """Variance of the rounding error of sums of ``n`` terms with totals ``total`` and sums of squares ``squares``."""
+        """Variance of the rounding error of sums of ``n`` terms with totals ``total`` and sums of squares
+        ``squares``."""
         if n <= 1:
             return squares * (_ROUNDING_VARIANCE if self.rounds_products else 0.0)
         coherent = (total * total - squares).clamp(min=0)

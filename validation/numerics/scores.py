@@ -1,17 +1,19 @@
 """Statistics of one output against its predicted noise, each with a limit from the false-alarm budget.
 
-All are ratios value / limit; above 1 is a finding. ``y`` observed, ``m`` predicted before the store, s the spacing of
-the storage grid, var the predicted variance before the store.
+All are ratios value / limit; above 1 is a finding. ``y`` observed, ``m`` predicted before the store, s the
+spacing of the storage grid, var the predicted variance before the store.
 
 * ``nonfinite``: NaN, +inf and -inf stand where the reference has them.
-* ``excess``: distance of m from the interval of values that round to y, over Bernstein's limit for that element.
+* ``excess``: distance of m from the interval of values that round to y, over Bernstein's limit for that
+  element.
 * ``flips``: elements not on the predicted grid point, against their expected number.
-* ``mean_square``: squared errors over their expectation (noise and the uniform error of the store), per tensor and slice.
+* ``mean_square``: squared errors over their expectation (noise and the uniform error of the store), per
+  tensor and slice.
 * ``bias``: mean error in units of the noise, per tensor and slice.
 * ``projection``: error along the truth (a scale error), per tensor and slice.
 
-Catches: see ``tests``: each is shown to fail on a planted error. Cannot catch: errors below the noise of the declared
-profile that neither add up nor point one way.
+Catches: see ``tests``: each is shown to fail on a planted error. Cannot catch: errors below the noise of the
+declared profile that neither add up nor point one way.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from validation.numerics.formats import FP32, FORMATS, Format
-from validation.numerics.limits import bernstein, crossing, log_odds
+from validation.numerics.formats import FORMATS, FP32, Format
 from validation.numerics.grouping import Grouping
+from validation.numerics.limits import bernstein, crossing, log_odds
 from validation.numerics.value import Value
 
 STATISTICS = ("nonfinite", "excess", "flips", "mean_square", "bias", "projection")
@@ -34,7 +36,8 @@ STATISTICS = ("nonfinite", "excess", "flips", "mean_square", "bias", "projection
 class Statistic:
     """``value`` over ``limit``; ``where`` marks the elements that break it (None: no single place).
 
-    ``level``: the limit is passed with probability 2 exp(-level) a test, ``share`` over all tests of the statistic.
+    ``level``: the limit is passed with probability 2 exp(-level) a test, ``share`` over all tests of the
+    statistic.
     """
 
     name: str
@@ -53,8 +56,9 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of one output: its storage format, axes and slices, the share of the false-alarm budget that its
-    statistics spend together, and the calibrated inflation of the predicted deviation by statistic."""
+    """What is asked of one output: its storage format, axes and slices, the share of the false-alarm budget
+    that its statistics spend together, and the calibrated inflation of the predicted deviation by
+    statistic."""
 
     axes: tuple[str, ...]
     format: str
@@ -68,7 +72,8 @@ class Question:
 
 
 def judge(observed: Tensor, predicted: Value, question: Question) -> list[Statistic]:
-    """All statistics of one output. ``observed`` in its storage dtype, any device; ``predicted`` before the store."""
+    """All statistics of one output. ``observed`` in its storage dtype, any device; ``predicted`` before the
+    store."""
     fmt = FORMATS[question.format]
     y, m = observed.double(), predicted.mean
     grid = fmt.round(m)
@@ -94,8 +99,8 @@ class _Parts:
 
 
 def _noise(predicted: Value, finite: Tensor, share: float) -> _Parts:
-    """The predicted noise of the finite elements. Jumps so rare that all of them together stay below an eighth of the
-    share are left out: they would widen limits for what will not happen."""
+    """The predicted noise of the finite elements. Jumps so rare that all of them together stay below an
+    eighth of the share are left out: they would widen limits for what will not happen."""
 
     def clean(part: Tensor | None) -> Tensor | None:
         if part is None:
@@ -131,9 +136,7 @@ def _nonfinite(y: Tensor, grid: Tensor, predicted: Value) -> Statistic:
     return Statistic("nonfinite", float(count), 0.5, detail, wrong if count else None)
 
 
-def _excess(
-    y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question
-) -> Statistic:
+def _excess(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question) -> Statistic:
     low, high = fmt.bracket(fmt.round(y))
     beyond = torch.maximum(m - high, low - m).clamp(min=0)
     # An observed value that is not on the storage grid cannot be: dtypes are checked before.
@@ -148,7 +151,8 @@ def _excess(
     sd = float(torch.sqrt(noise.variance.flatten()[flat]))
     detail = (
         f"observed {float(y.flatten()[flat]):.8g}, expected {float(m.flatten()[flat]):.8g} "
-        f"(sd {sd:.2g}, limit {float(limit.flatten()[flat]):.2g}) at {_position(flat, y.shape, question.axes)}"
+        f"(sd {sd:.2g}, limit {float(limit.flatten()[flat]):.2g}) "
+        f"at {_position(flat, y.shape, question.axes)}"
     )
     where = ratio > 1
     return Statistic("excess", worst, 1.0, detail, where if worst > 1 else None, level=x, share=share)
@@ -186,8 +190,8 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
 
 
 def sharing(question: Question, shape: torch.Size, kept: Set[str]) -> float:
-    """How many elements of a slice one source of noise moves together: the product over the entries of ``shared`` of
-    their largest axis that the slice sums over ("v|k": along v or along k, not both)."""
+    """How many elements of a slice one source of noise moves together: the product over the entries of
+    ``shared`` of their largest axis that the slice sums over ("v|k": along v or along k, not both)."""
     sizes = dict(zip(question.axes, shape, strict=True))
     product = 1.0
     for entry in question.shared:
@@ -195,14 +199,17 @@ def sharing(question: Question, shape: torch.Size, kept: Set[str]) -> float:
     return product
 
 
-# -- sums over slices ----------------------------------------------------------------------------------------------
+# -- sums over slices
+# ----------------------------------------------------------------------------------------------
 
 
-def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question) -> list[Statistic]:
+def _sliced(
+    y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question
+) -> list[Statistic]:
     """Mean square, bias and projection, the worst over the whole tensor and every slice.
 
-    Elements that a rare jump may hit are judged by their excess alone, exactly predicted ones (padding, zero rows)
-    carry no noise to measure by: neither is counted here.
+    Elements that a rare jump may hit are judged by their excess alone, exactly predicted ones (padding, zero
+    rows) carry no noise to measure by: neither is counted here.
     """
     spacing = fmt.spacing(fmt.round(y))
     deviation = torch.sqrt(noise.variance + spacing * spacing / 12)
@@ -216,9 +223,7 @@ def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, ques
     groups = ((), *question.slices)
     worst: dict[str, Statistic] = {}
     for group in groups:
-        sums = _Sums(
-            Grouping(y.shape, question.axes, group), standardised, towards, counted, noisy, question
-        )
+        sums = _Sums(Grouping(y.shape, question.axes, group), standardised, towards, counted, noisy, question)
         for statistic in (
             _mean_square(sums, share / len(groups)),
             _bias(sums, share / len(groups)),
@@ -233,8 +238,8 @@ def _sliced(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, ques
 
 
 class _Sums:
-    """Sums over the slices of one grouping. ``noisy``: mean share of the predicted variance that precedes the store;
-    ``elements``: how many summed elements one source of that noise moves together."""
+    """Sums over the slices of one grouping. ``noisy``: mean share of the predicted variance that precedes the
+    store; ``elements``: how many summed elements one source of that noise moves together."""
 
     def __init__(
         self,
@@ -266,20 +271,21 @@ class _Sums:
         failed = ratio > 1
         where = self.grouping.spread(failed) if bool(failed.any()) else None
         detail = f"{float(value[flat]):.4g} {unit}, limit {float(limits[flat]):.4g} ({self.grouping.label})"
-        return Statistic(
-            name, float(value[flat]), float(limits[flat]), detail, where, level=x, share=share
-        )
+        return Statistic(name, float(value[flat]), float(limits[flat]), detail, where, level=x, share=share)
 
 
 def _mean_square(sums: _Sums, share: float) -> Statistic:
-    """Expected 1. Limit by Laurent and Massart (2000, lemma 1) for a chi-square of as many degrees as sources of noise."""
+    """Expected 1. Limit by Laurent and Massart (2000, lemma 1) for a chi-square of as many degrees as sources
+    of noise."""
     n = sums.count.clamp(min=1)
     x = log_odds(share, n.numel())
     # Sources that move many elements together leave fewer degrees of freedom; their products enter squared.
     degrees = n / (1 + (sums.elements - 1) * sums.noisy**2)
     limit = 1 + 2 * torch.sqrt(x / degrees) + 2 * x / degrees
     inflation = sums.question.inflation_of("mean_square") ** 2
-    return sums.worst("mean_square", sums.squares / n, inflation * limit, "times the predicted square", x, share)
+    return sums.worst(
+        "mean_square", sums.squares / n, inflation * limit, "times the predicted square", x, share
+    )
 
 
 def _bias(sums: _Sums, share: float) -> Statistic:
@@ -287,7 +293,9 @@ def _bias(sums: _Sums, share: float) -> Statistic:
     x = log_odds(share, n.numel())
     limit = sums.question.inflation_of("bias") * (2 * x) ** 0.5
     together = 1 + (sums.elements - 1) * sums.noisy
-    return sums.worst("bias", sums.total.abs() / torch.sqrt(n * together), limit, "sd of the mean error", x, share)
+    return sums.worst(
+        "bias", sums.total.abs() / torch.sqrt(n * together), limit, "sd of the mean error", x, share
+    )
 
 
 def _projection(sums: _Sums, share: float) -> Statistic:

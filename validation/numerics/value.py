@@ -21,8 +21,8 @@ FP32_BITS = 24
 class Value:
     """float64 tensors of one shape. ``variance`` None: exactly known. ``jump`` is the largest single jump.
 
-    ``bits``: significand bits that the mean is known to need; the product of two BF16 values needs 16, so FP32 holds
-    it without rounding.
+    ``bits``: significand bits that the mean is known to need; the product of two BF16 values needs 16, so
+    FP32 holds it without rounding.
     """
 
     ar: Arithmetic
@@ -41,8 +41,8 @@ class Value:
 
     def map(self, view: Any) -> Value:
         """Apply a function that only rearranges elements (index, reshape, expand) to every part."""
-        moved = [None if part is None else view(part) for part in self.parts()]
-        return Value(self.ar, view(self.mean), *moved, bits=self.bits)
+        variance, jump_variance, jump = (None if part is None else view(part) for part in self.parts())
+        return Value(self.ar, view(self.mean), variance, jump_variance, jump, self.bits)
 
     def __getitem__(self, index: Any) -> Value:
         return self.map(lambda part: part[index])

@@ -22,6 +22,13 @@ STYLE = {"pass": "green", "fail": "bold red", "undecided": "yellow", "error": "m
 Pairs = dict[tuple[str, str], list[CaseResult]]
 
 
+class Screen(Console):
+    """A console that leaves a closed pipe to its caller; rich would exit with 1, which is a verdict here."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def as_text(document: Document) -> str:
     """The report without colours, for report.txt."""
     buffer = io.StringIO()

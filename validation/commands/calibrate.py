@@ -1,0 +1,113 @@
+"""``lockstep calibrate``: run honest variants, count false alarms, measure the inflation each statistic
+needs.
+
+Exit status 0 if no honest variant raises an alarm with the stored factors in force and no factor above 4 is
+needed; 1 otherwise. ``--write`` stores the needed factors in golden/calibration (then run it once more with
+another seed: the count of false alarms is only evidence on variants the factors were not taken from).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from validation.commands.measured import counted, measured_arguments, record, selected, write_json
+from validation.errors import UserError
+
+if TYPE_CHECKING:
+    from validation.faults.calibrate import Spread
+
+# Head room of a stored factor over the measured one: the largest of a finite sample is not the largest there
+# is.
+MARGIN = 1.15
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    measured_arguments(parser)
+    parser.add_argument("--cases", type=int, default=1000, metavar="N", help="honest variants an operation")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="first seed of the variants")
+    parser.add_argument("--write", action="store_true", help="store the needed factors in golden/calibration")
+
+
+def main(options: argparse.Namespace, command: str) -> int:
+    """Run, print, store."""
+    if options.cases < 1:
+        raise UserError(f"--cases must be at least 1, not {options.cases}")
+    ops, device = selected(options)
+    from validation.faults.calibrate import spread
+
+    results: list[Spread] = []
+    with counted("honest variants", len(ops) * options.cases) as advance:
+        results += [spread(op, options.cases, options.seed, device, advance) for op in ops]
+    entries = {r.op: _entry(r, options.seed) for r in results}
+    document = record(command, ops, device, entries)
+    for result in results:
+        _show(result)
+    if options.write:
+        for op, entry in entries.items():
+            _store(op, device, entry, document)
+    if options.json:
+        write_json(options.json, document)
+    alarms = sum(len(r.alarms) for r in results)
+    print(f"{alarms} false alarms in {sum(r.variants for r in results)} honest variants")
+    return 1 if alarms and not options.write else 0
+
+
+def _entry(result: Spread, seed: int) -> dict[str, Any]:
+    return {
+        "variants": result.variants,
+        "seed": seed,
+        "false_alarms": len(result.alarms),
+        "first_alarms": result.alarms[:5],
+        "needed_factors": _rounded(result.needed),
+        "largest_of_limit": _rounded(result.largest),
+        "mean_square": {name: round(value, 4) for name, value in result.mean_squares().items()},
+    }
+
+
+def _rounded(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {output: {k: round(v, 3) for k, v in row.items()} for output, row in table.items()}
+
+
+def _show(result: Spread) -> None:
+    print(f"{result.op}: {len(result.alarms)} false alarms in {result.variants} honest variants")
+    for output, factors in result.needed.items():
+        square = result.mean_squares().get(output)
+        wide = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items() if factor > 1)
+        largest = max(result.largest[output].values())
+        print(f"  {output:8} mean square {square:.2f}, largest {largest:.2f} of its limit", end="")
+        print(f", needs {wide}" if wide else "")
+    for alarm in result.alarms[:3]:
+        print(f"  false alarm: {alarm}")
+
+
+def _store(op: str, device: str, entry: dict[str, Any], document: dict[str, Any]) -> None:
+    """Merge the factors of one operation and device into its record, with their provenance."""
+    import golden
+    from validation.calibration import LARGEST_FACTOR, SCHEMA, parse
+
+    folder = Path(golden.__file__).parent / "calibration"
+    path = folder / f"{op}.json"
+    stored: dict[str, Any] = {"schema": SCHEMA, "devices": {}}
+    if path.is_file():
+        parse(path.read_text(encoding="utf-8"), str(path))
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    factors = {
+        output: {name: round(factor * MARGIN, 3) for name, factor in row.items() if factor > 1}
+        for output, row in entry["needed_factors"].items()
+    }
+    beyond = [f"{o} {s} {f}" for o, row in factors.items() for s, f in row.items() if f > LARGEST_FACTOR]
+    if beyond:
+        raise UserError(f"{op} needs an inflation above {LARGEST_FACTOR:g} ({beyond[0]}): refine the model")
+    stored["devices"][device] = {
+        "factors": factors,
+        "variants": entry["variants"],
+        "seed": entry["seed"],
+        "command": document["command"],
+        "environment": document["environment"],
+    }
+    folder.mkdir(exist_ok=True)
+    write_json(path, stored)
