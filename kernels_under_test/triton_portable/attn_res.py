@@ -1,10 +1,11 @@
 """Attention-residual mix and RMSNorm of one boundary, one program a row.
 
-The association is that of the subject's AttnRes kernel (kimi_k3_ops 3.2). The blocks are mixed before the
-new prefix is known: U = sum_b e_b X_b and S = sum_b e_b, with e_b = exp(logit_b - largest). With the prefix P,
-the weights w_mix and w_last of U and P relative to the larger logit, and den = w_mix S + w_last, the mixture is
-(w_mix U + w_last P) / den. The normed output never divides by den: its mean square comes from the quadratic form
-Q = w_mix^2 sum U^2 + 2 w_mix w_last sum U P + w_last^2 sum P^2, and eps is multiplied by den^2 instead.
+The association is that of the subject's AttnRes kernel (its operation 3.2). The blocks are mixed before the
+new prefix is known: U = sum_b e_b X_b and S = sum_b e_b, with e_b = exp(logit_b - largest). With the prefix
+P, the weights w_mix and w_last of U and P relative to the larger logit, and den = w_mix S + w_last, the
+mixture is (w_mix U + w_last P) / den. The normed output never divides by den: its mean square comes from the
+quadratic form Q = w_mix^2 sum U^2 + 2 w_mix w_last sum U P + w_last^2 sum P^2, and eps is multiplied by
+den^2 instead.
 
 What this cannot show: the subject's order of summation over seven clustered blocks, and its mailboxes.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels_under_test.triton_portable.kda_kernel import kda_kernel
-from kernels_under_test.triton_portable.launch import need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ MAX_TOKENS = 8
 
 
 def kda_decode(a: KdaArguments) -> None:
-    """One token a request (kimi_k3_ops 3.5). slot <= 0: a zero row, nothing else read or written."""
+    """One token a request (the subject's 3.5). slot <= 0: a zero row, nothing else read or written."""
     if a.tokens != 1:
         raise UserError(f"kda_decode computes one token a request, not {a.tokens}; that is kda_verify")
     _launch(a, verify=False)
 
 
 def kda_verify(a: KdaArguments) -> None:
-    """2 to 8 tokens a request (kimi_k3_ops 3.6), starting from the state after the last accepted token.
+    """2 to 8 tokens a request (the subject's 3.6), from the state after the last accepted token on.
 
     The state after token t goes to slots[request, t] if that is > 0; the convolution history stays in
     slots[request, 0]. slots[request, accepted - 1] <= 0: q zero rows, nothing written.
@@ -62,18 +62,20 @@ def _launch(a: KdaArguments, verify: bool) -> None:
         *a.slots.stride(),
         a.accepted.stride(0),
         *a.conv_state.stride(),
-        *a.state.stride(),
+        *a.state.stride()[:2],
         a.out.stride(0),
         a.heads,
-        a.head_dim,
-        a.rank,
         a.lower_bound,
         a.head_dim**-0.5,
         a.eps_l2,
         a.eps,
         TOKENS=a.tokens,
         VERIFY=verify,
+        HEAD_DIM=a.head_dim,
+        RANK=a.rank,
+        STRIDE_V=a.state.stride(2),
+        STRIDE_K=a.state.stride(3),
         BLOCK=block,
-        RANK_BLOCK=power_of_two(a.rank),
+        RANK_STEP=power_of_two(a.rank) if interpreted(a.state) else 32,
         num_warps=8 if block >= 128 else 4,
     )

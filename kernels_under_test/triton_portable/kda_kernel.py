@@ -1,8 +1,11 @@
 """The kernel of ``kda``: convolution, decay gate, normalisation, delta rule and gated norm of one head.
 
-Same roundings as the subject's specialised kernel (kimi_k3_ops 3.5, 3.6, profile ``specialized``): the
+Same roundings as the subject's specialised kernel (its operations 3.5 and 3.6, profile ``specialized``): the
 convolution and the core output stay FP32, the product with F_b is rounded to BF16, the state is FP32, the
 output is rounded once. Every load is masked to the live lanes of a padded head, so any head dimension works.
+
+q, k and v of a head are convolved as the rows of one tile and then taken apart: a vector per part would
+be held in the layouts of both sides of the state, which costs more registers than the state itself.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,33 +18,26 @@ import triton.language as tl
 
 
 @triton.jit
-def _convolved(tap0, tap1, tap2, x, weight, stride_tap, lane, inside):
-    """SiLU of the width-4 causal convolution of one part (q, k or v); not rounded."""
-    u = tl.load(weight + lane, mask=inside, other=0.0) * tap0
-    u += tl.load(weight + stride_tap + lane, mask=inside, other=0.0) * tap1
-    u += tl.load(weight + 2 * stride_tap + lane, mask=inside, other=0.0) * tap2
-    u += tl.load(weight + 3 * stride_tap + lane, mask=inside, other=0.0) * x
-    return u * tl.sigmoid(u)
+def _row(tile, part, which):
+    """Row ``which`` of a tile with one row a part."""
+    return tl.sum(tl.where(part[:, None] == which, tile, 0.0), axis=0)
 
 
 @triton.jit
-def _taps(history, stride_column, lane_at, inside):
-    """The three inputs before the first token of one part, oldest first, as FP32."""
-    tap0 = tl.load(history + lane_at, mask=inside, other=0.0).to(tl.float32)
-    tap1 = tl.load(history + stride_column + lane_at, mask=inside, other=0.0).to(tl.float32)
-    tap2 = tl.load(history + 2 * stride_column + lane_at, mask=inside, other=0.0).to(tl.float32)
-    return tap0, tap1, tap2
-
-
-@triton.jit
-def _decay(f_a, f_b, stride_f_b, dt_bias, rate, lower_bound, lane, inside, rank, RANK_BLOCK: tl.constexpr):
+def _decay(
+    f_a, f_b, stride_f_b, dt_bias, rate, lower_bound, channel, inside,
+    RANK: tl.constexpr, RANK_STEP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """exp(lower_bound * sigmoid(rate * (bf16(f_b f_a) + dt_bias))) of each key lane."""
-    r = tl.arange(0, RANK_BLOCK)
-    low = tl.load(f_a + r, mask=r < rank, other=0.0).to(tl.float32)
-    tile = inside[:, None] & (r < rank)[None, :]
-    up = tl.load(f_b + lane[:, None] * stride_f_b + r[None, :], mask=tile, other=0.0).to(tl.float32)
-    raw = tl.sum(up * low[None, :], axis=1).to(tl.bfloat16).to(tl.float32)
-    bias = tl.load(dt_bias + lane, mask=inside, other=0.0)
+    total = tl.zeros([BLOCK, RANK_STEP], dtype=tl.float32)
+    for start in range(0, RANK, RANK_STEP):  # in steps, so that this tile and the state fit in registers
+        r = start + tl.arange(0, RANK_STEP)
+        low = tl.load(f_a + r, mask=r < RANK, other=0.0).to(tl.float32)
+        tile = inside[:, None] & (r < RANK)[None, :]
+        up = tl.load(f_b + channel[:, None] * stride_f_b + r[None, :], mask=tile, other=0.0).to(tl.float32)
+        total += up * low[None, :]
+    raw = tl.sum(total, axis=1).to(tl.bfloat16).to(tl.float32)
+    bias = tl.load(dt_bias + channel, mask=inside, other=0.0)
     return tl.exp(lower_bound * tl.sigmoid(rate * (raw + bias)))
 
 
@@ -79,27 +75,27 @@ def kda_kernel(
     stride_conv_column,
     stride_state_slot,
     stride_state_head,
-    stride_state_v,
-    stride_state_k,
     stride_out,
     heads,
-    head_dim,
-    rank,
     lower_bound,
     q_scale,
     eps_l2,
     eps,
     TOKENS: tl.constexpr,
     VERIFY: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    RANK: tl.constexpr,
+    STRIDE_V: tl.constexpr,
+    STRIDE_K: tl.constexpr,
     BLOCK: tl.constexpr,
-    RANK_BLOCK: tl.constexpr,
+    RANK_STEP: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, BLOCK)
-    inside = lane < head_dim
-    width = heads * head_dim
-    channel = head * head_dim + lane  # within one part, and of the output
+    inside = lane < HEAD_DIM
+    width = heads * HEAD_DIM
+    channel = head * HEAD_DIM + lane  # within one part, and of the output
     slots += request * stride_slots_request
     projected += request * TOKENS * stride_projected
     out += request * TOKENS * stride_out
@@ -114,55 +110,58 @@ def kda_kernel(
             tl.store(out + t * stride_out + channel, nothing, mask=inside)
         return
 
+    # Rows q, k, v and output gate, as they follow each other in a row of ``projected``.
+    part = tl.arange(0, 4)
+    is_gate = (part == 3)[:, None]
+    live = (part < 3)[:, None] & inside[None, :]
+    four = part[:, None] * width + channel[None, :]
+    weight = conv_weight + part[:, None] * stride_part + channel[None, :]
+    w0 = tl.load(weight, mask=live, other=0.0)
+    w1 = tl.load(weight + stride_tap, mask=live, other=0.0)
+    w2 = tl.load(weight + 2 * stride_tap, mask=live, other=0.0)
+    w3 = tl.load(weight + 3 * stride_tap, mask=live, other=0.0)
+    norm_at = norm_weight + lane[None, :] + tl.zeros_like(four)
+    norm = tl.load(norm_at, mask=is_gate & inside[None, :], other=0.0).to(tl.float32)
+
     conv_state += tl.load(slots).to(tl.int64) * stride_conv_slot
-    history = conv_state + tl.cast(last, tl.int64) * stride_conv_column
-    q_at = channel * stride_conv_channel
-    k_at = (width + channel) * stride_conv_channel
-    v_at = (2 * width + channel) * stride_conv_channel
-    q0, q1, q2 = _taps(history, stride_conv_column, q_at, inside)
-    k0, k1, k2 = _taps(history, stride_conv_column, k_at, inside)
-    v0, v1, v2 = _taps(history, stride_conv_column, v_at, inside)
+    column0 = conv_state + four * stride_conv_channel
+    first = column0 + tl.cast(last, tl.int64) * stride_conv_column
+    x0 = tl.load(first, mask=live, other=0.0)
+    x1 = tl.load(first + stride_conv_column, mask=live, other=0.0)
+    x2 = tl.load(first + 2 * stride_conv_column, mask=live, other=0.0)
 
     state += head * stride_state_head
-    tile_at = lane.to(tl.int64)[:, None] * stride_state_v + lane[None, :] * stride_state_k
+    tile_at = lane[:, None] * STRIDE_V + lane[None, :] * STRIDE_K
     tile = inside[:, None] & inside[None, :]
     s = tl.load(state + source * stride_state_slot + tile_at, mask=tile, other=0.0)
     # Lanes of a short vector are held by several threads; all must have read before one of them stores.
     tl.debug_barrier()
-    for j in tl.static_range(2):
-        at = conv_state + j * stride_conv_column
-        tl.store(at + q_at, (q1 if j == 0 else q2).to(tl.bfloat16), mask=inside)
-        tl.store(at + k_at, (k1 if j == 0 else k2).to(tl.bfloat16), mask=inside)
-        tl.store(at + v_at, (v1 if j == 0 else v2).to(tl.bfloat16), mask=inside)
+    tl.store(column0, x1, mask=live)
+    tl.store(column0 + stride_conv_column, x2, mask=live)
 
     rate = tl.exp(tl.load(a_log + head))
-    norm = tl.load(norm_weight + lane, mask=inside, other=0.0).to(tl.float32)
     for t in range(TOKENS):
         row = projected + t * stride_projected
-        fresh = conv_state + (t + 2) * stride_conv_column
-        xq = tl.load(row + channel, mask=inside, other=0.0)
-        xk = tl.load(row + width + channel, mask=inside, other=0.0)
-        xv = tl.load(row + 2 * width + channel, mask=inside, other=0.0)
-        tl.store(fresh + q_at, xq, mask=inside)
-        tl.store(fresh + k_at, xk, mask=inside)
-        tl.store(fresh + v_at, xv, mask=inside)
-        q3, k3, v3 = xq.to(tl.float32), xk.to(tl.float32), xv.to(tl.float32)
-        q = _convolved(q0, q1, q2, q3, conv_weight, stride_tap, channel, inside)
-        k = _convolved(k0, k1, k2, k3, conv_weight + stride_part, stride_tap, channel, inside)
-        v = _convolved(v0, v1, v2, v3, conv_weight + 2 * stride_part, stride_tap, channel, inside)
-        q0, q1, q2 = q1, q2, q3
-        k0, k1, k2 = k1, k2, k3
-        v0, v1, v2 = v1, v2, v3
+        x3 = tl.load(row + four, mask=inside[None, :], other=0.0)
+        tl.store(column0 + (t + 2) * stride_conv_column, x3, mask=live)
+        u = w0 * x0.to(tl.float32)
+        u += w1 * x1.to(tl.float32)
+        u += w2 * x2.to(tl.float32)
+        u += w3 * x3.to(tl.float32)
+        u = tl.where(is_gate, x3.to(tl.float32), u)
+        z = tl.sigmoid(u) * tl.where(is_gate, norm, u)  # SiLU of q, k, v; gate times norm weight
+        x0, x1, x2 = x1, x2, x3
 
-        f_a = row + 4 * width
-        decay = _decay(f_a, f_b, stride_f_b, dt_bias, rate, lower_bound, channel, inside, rank, RANK_BLOCK)
-        beta = tl.sigmoid(tl.load(f_a + rank + head).to(tl.float32))
+        q, k, v, gate = _row(z, part, 0), _row(z, part, 1), _row(z, part, 2), _row(z, part, 3)
         q *= tl.rsqrt(tl.sum(q * q, axis=0) + eps_l2) * q_scale
         k *= tl.rsqrt(tl.sum(k * k, axis=0) + eps_l2)
+        f_a = row + 4 * width
+        decay = _decay(
+            f_a, f_b, stride_f_b, dt_bias, rate, lower_bound, channel, inside, RANK, RANK_STEP, BLOCK
+        )
+        beta = tl.sigmoid(tl.load(f_a + RANK + head).to(tl.float32))
         s, o = _delta_rule(s, q, k, v, decay, beta)
-
-        gate = tl.sigmoid(tl.load(row + 3 * width + channel, mask=inside, other=0.0).to(tl.float32))
-        o *= tl.rsqrt(tl.sum(o * o, axis=0) / head_dim + eps) * norm * gate
+        o *= tl.rsqrt(tl.sum(o * o, axis=0) / HEAD_DIM + eps) * gate
         tl.store(out + t * stride_out + channel, o.to(tl.bfloat16), mask=inside)
         target = tl.load(slots + t * stride_slots_token).to(tl.int64)
         tl.store(state + target * stride_state_slot + tile_at, s, mask=tile & (target > 0))

@@ -1,7 +1,7 @@
 """y = bf16(x W^T): a skinny kernel for one or two rows, split-K with tensor cores above.
 
-Like the subject's packed input projections (kimi_k3_ops 3.3, 3.4): up to two rows the weights stream through
-plain multiply-adds; from three rows on they are the left operand of ``tl.dot``, each split sums a
+Like the subject's packed input projections (its operations 3.3 and 3.4): up to two rows the weights stream
+through plain multiply-adds; from three rows on they are the left operand of ``tl.dot``, each split sums a
 contiguous range of K in FP32, and a second kernel adds the splits in order and rounds once. Nothing depends
 on which program ends first, so equal calls give equal bits. ``TACTICS`` is the whole dispatch.
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tactic:
-    """How one range of batches is computed: kernel, rows and columns of ``out`` a program holds, step along K."""
+    """How a range of batches is computed: kernel, rows and columns of ``out`` a program holds, K step."""
 
     kernel: Literal["skinny", "split_k"]
     rows: int
@@ -46,7 +46,7 @@ TACTICS = {
     1: Tactic("skinny", rows=1, columns=4, step=1024, splits=1, warps=4, stages=3),
     2: Tactic("skinny", rows=2, columns=4, step=1024, splits=1, warps=4, stages=3),
     16: Tactic("split_k", rows=16, columns=64, step=128, splits=4, warps=4, stages=4),
-    32: Tactic("split_k", rows=32, columns=64, step=128, splits=2, warps=4, stages=4),
+    32: Tactic("split_k", rows=32, columns=64, step=64, splits=2, warps=4, stages=5),
     64: Tactic("split_k", rows=64, columns=64, step=128, splits=2, warps=4, stages=4),
 }
 # The interpreter pays by the operation, not by the element: the same kernels and splits in larger tiles.
