@@ -34,6 +34,7 @@ def to_junit(document: Document) -> str:
         _count(suite)
     _count(root)
     root.set("time", f"{document.seconds:.3f}")
+    _make_legal(root)
     Xml.indent(root)
     return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -89,17 +90,15 @@ def _run(root: Xml.Element, document: Document) -> None:
 
 
 def _testcase(suite: Xml.Element, classname: str, name: str, seconds: float = 0.0) -> Xml.Element:
-    return Xml.SubElement(
-        suite, "testcase", classname=_legal(classname), name=_legal(name), time=f"{seconds:.3f}"
-    )
+    return Xml.SubElement(suite, "testcase", classname=classname, name=name, time=f"{seconds:.3f}")
 
 
 def _child(case: Xml.Element, tag: str, message: str, text: str = "", kind: str = "") -> None:
-    child = Xml.SubElement(case, tag, message=_legal(message))
+    child = Xml.SubElement(case, tag, message=message)
     if kind:
-        child.set("type", _legal(kind))
+        child.set("type", kind)
     if text:
-        child.text = _legal(text)
+        child.text = text
 
 
 def _count(element: Xml.Element) -> None:
@@ -110,6 +109,9 @@ def _count(element: Xml.Element) -> None:
         element.set(attribute, str(sum(case.find(tag) is not None for case in cases)))
 
 
-def _legal(text: str) -> str:
-    """Characters that XML cannot hold (a kernel may print anything) are replaced."""
-    return ILLEGAL.sub("\ufffd", text)
+def _make_legal(root: Xml.Element) -> None:
+    """Replace characters that XML cannot hold; a kernel may print anything."""
+    for element in root.iter():
+        element.text = element.text and ILLEGAL.sub("\ufffd", element.text)
+        for name, value in element.attrib.items():
+            element.set(name, ILLEGAL.sub("\ufffd", value))

@@ -1,0 +1,13 @@
+"""``lockstep`` with the toy suite in place of the real one."""
+
+import sys
+
+import toy
+
+from validation import cli, plan
+
+toy.install()
+plan.JUDGE = "toy_judge:judge_case"
+
+if __name__ == "__main__":
+    sys.exit(cli.main())
