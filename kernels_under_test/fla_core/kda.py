@@ -72,7 +72,7 @@ def _step(a: KdaArguments) -> None:
 
 
 def _recurrent(a: KdaArguments, qkvgb: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """One token of each request by FLA: core output BF16 [request, 1, head, v], state [request, head, v, k]."""
+    """One token of each request by FLA: core BF16 [request, 1, head, v], state [request, head, v, k]."""
     q, k, v, g, beta = (fenced(x) for x in qkvgb)
     core, after = fused_recurrent_kda(
         q=q,
