@@ -24,6 +24,7 @@ from validation.numerics.profile import Profile
 from validation.numerics.scores import Question, Statistic, judge
 from validation.numerics.value import Value
 from validation.providers import Implementation
+from validation.report.elements import worst_elements
 from validation.report.schema import CaseResult, Finding, Score
 from validation.report.where import describe
 
@@ -59,7 +60,7 @@ def judge_case(
     for output in contract.outputs:
         if output.name in predicted:
             statistics[output.name] = assess(contract, output, observed[output.name], predicted, share)
-            report.output(output, statistics[output.name])
+            report.output(output, statistics[output.name], observed[output.name], predicted[output.name])
     if controls:
         _control(contract, clean, observed, predicted, share, result)
         if implementation.deterministic:
@@ -230,7 +231,7 @@ class _Reporter:
         self.result.scores.append(Score(violation.field, violation.statistic, count, 0.5))
         self.add(violation.statistic, violation.field, count, 0.5, where, violation.message)
 
-    def output(self, output: Output, statistics: list[Statistic]) -> None:
+    def output(self, output: Output, statistics: list[Statistic], observed: Tensor, value: Value) -> None:
         for s in statistics:
             self.result.scores.append(Score(output.name, s.name, s.value, s.limit))
             if s.mean_square is not None:
@@ -238,3 +239,7 @@ class _Reporter:
             if s.failed:
                 where = "" if s.where is None else describe(s.where.cpu(), output.axes)
                 self.add(s.name, output.name, s.value, s.limit, where, s.detail)
+                if s.where is not None:
+                    self.result.findings[-1].worst = worst_elements(
+                        s.where, output.axes, observed, value.mean
+                    )

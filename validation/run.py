@@ -130,7 +130,8 @@ def _execute(plan: Plan, journal: Journal, folder: Path, results: dict[str, Case
                 results[task.key] = result
                 journal.add(task, result)
                 progress.add(task, result)
-                _announce(progress, task, result, announced)
+                if len(tasks) > 1:
+                    _announce(progress, task, result, announced)
     finally:
         progress.close()
 

@@ -22,16 +22,14 @@ def verdict(
     controls: Sequence[dict[str, Any]] = (),
     ledger: Sequence[dict[str, Any]] = (),
 ) -> tuple[Verdict, list[str]]:
-    """The verdict of a whole run and what speaks against a pass, one reason a line.
+    """The verdict of a whole run, and what of it no single case shows, one reason a line.
 
     ``fail`` if any finding is not in the ledger, or the ledger itself is broken; ``error`` if any case
     could not be judged; ``undecided`` if a control was missed or a pair of operation and provider has
     nothing decisive; ``pass`` otherwise.
     """
-    wrong = [r for r in cases if r.verdict == "fail" and not r.excused]
-    reasons = [f"{_count(len(wrong), 'case')} failed"] if wrong else []
-    reasons += [f"ledger entry {record['entry']}: {record['message']}" for record in violated(ledger)]
-    if reasons:
+    reasons = [f"ledger entry {record['entry']}: {record['message']}" for record in violated(ledger)]
+    if reasons or any(r.verdict == "fail" and not r.excused for r in cases):
         return "fail", reasons
     if errors := [r for r in cases if r.verdict == "error"]:
         return "error", [f"{_count(len(errors), 'case')} could not be judged, the first: {errors[0].note}"]

@@ -45,6 +45,7 @@ BAD_WORDS = [
     (("replay", "right/nope:rows=4:plain:1"), "unknown operation 'nope'"),
     (("replay", "right/toy_add:rows=4:odd:1"), "toy_add has no regime 'odd'; known: plain"),
     (("replay", "nope/toy_add:rows=4:plain:1"), "unknown provider 'nope'"),
+    (("replay", "right/toy_add:columns=4:plain:1"), "does not have the sizes of toy_add, which are rows=N"),
     (("replay",), "the following arguments are required: CASE"),
 ]
 

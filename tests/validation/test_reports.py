@@ -27,7 +27,7 @@ findings = st.builds(
     number,
     number,
     *[text] * 3,
-    worst=st.lists(st.builds(Element, text, number, number, number), max_size=2),
+    worst=st.lists(st.builds(Element, text, number, number), max_size=2),
     known=text,
 )
 results = st.builds(
@@ -176,11 +176,11 @@ def test_no_number_is_beyond_every_limit() -> None:
 KNOWN = finding(9.0, 3.0, known="https://x/1")
 VERDICTS = [
     ([result()], "pass", ""),
-    ([result(), result("fail", finding(9.0, 3.0))], "fail", "1 case failed"),
+    ([result(), result("fail", finding(9.0, 3.0))], "fail", ""),
     ([result(), result("fail", KNOWN)], "pass", ""),
-    ([result("fail", KNOWN, finding(9.0, 3.0))], "fail", "1 case failed"),
-    ([result("fail")], "fail", "1 case failed"),
-    ([result("error"), result("fail", finding(9.0, 3.0))], "fail", "1 case failed"),
+    ([result("fail", KNOWN, finding(9.0, 3.0))], "fail", ""),
+    ([result("fail")], "fail", ""),
+    ([result("error"), result("fail", finding(9.0, 3.0))], "fail", ""),
     ([result(), result("error")], "error", "1 case could not be judged"),
     ([result(), result("undecided", planted=0, caught=0)], "pass", ""),
     ([result("undecided")], "undecided", "kda_decode by mine: nothing decisive"),

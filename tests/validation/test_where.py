@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from validation.report.elements import worst_elements
 from validation.report.where import axis_words, describe, plural
 
 
@@ -161,3 +162,11 @@ def test_words_of_a_rectangle_name_exactly_that_rectangle(sides: tuple[tuple[int
         keep = torch.tensor([i in along for i in range(mask.shape[axes.index(axis)])])
         read &= keep.view([-1 if a == axis else 1 for a in axes])
     assert torch.equal(read, mask), words
+
+
+def test_the_worst_elements_come_first_and_axes_of_one_are_not_named() -> None:
+    found, expected = torch.zeros(2, 1, 3), torch.zeros(2, 1, 3)
+    found[1, 0, 2], found[0, 0, 1], found[0, 0, 0] = 5.0, float("nan"), 1.0
+    worst = worst_elements(found != expected, ("row", "token", "k"), found, expected, most=2)
+    assert [element.at for element in worst] == ["row 0, k 1", "row 1, k 2"]
+    assert (worst[1].found, worst[1].expected) == (5.0, 0.0)

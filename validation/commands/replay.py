@@ -13,8 +13,10 @@ from validation.commands.outcome import carry_out, check_outputs, common_argumen
 from validation.errors import UserError
 
 if TYPE_CHECKING:
+    from validation.contracts.contract import Case, Contract, Tier
     from validation.plan import Plan
 
+TIERS: tuple[Tier, ...] = ("quick", "full")
 FORM = "PROVIDER/OP:name=value,...:REGIME:SEED"
 
 
@@ -42,7 +44,9 @@ def _plan(options: argparse.Namespace) -> Plan:
 
     provider, line, device = parse(options.case)
     case = Case.parse(line)
-    contracts.contract_named(case.op).regime(case.regime)
+    contract = contracts.contract_named(case.op)
+    contract.regime(case.regime)
+    _check_shape(case, contract)
     choose_device(device)
     providers.load([provider], options.plugin, device)
     implementation = providers.implementation(case.op, provider)
@@ -57,6 +61,14 @@ def _plan(options: argparse.Namespace) -> Plan:
         case_timeout=options.case_timeout,
     )
     return Plan(settings, [Task(provider, case, controls=True)])
+
+
+def _check_shape(case: Case, contract: Contract) -> None:
+    """A case must name the sizes that the contract's own cases name."""
+    known = {tuple(name for name, _ in c.shape) for tier in TIERS for c in contract.cases(tier)}
+    if tuple(name for name, _ in case.shape) not in known:
+        forms = " or ".join(",".join(f"{name}=N" for name in names) for names in sorted(known))
+        raise UserError(f"'{case.line()}' does not have the sizes of {case.op}, which are {forms}")
 
 
 def parse(text: str) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from validation.report.schema import CaseResult, Document, Finding, Score
+from validation.report.schema import CaseResult, Document, Element, Finding, Score
 from validation.report.terminal import STYLE, control_lines
 from validation.report.words import duration, finding_words, ratio_words
 
@@ -19,8 +19,10 @@ def show(document: Document, console: Console, folder: str = "") -> None:
     """All findings with their worst elements, every score, controls, verdict."""
     for result in document.cases:
         _print(console, f"{result.provider}/{result.case}", "bold")
+        listed: list[Element] = []
         for finding in sorted(result.findings, key=lambda f: -f.ratio):
-            _finding(console, finding)
+            _finding(console, finding, finding.worst == listed)
+            listed = finding.worst or listed
         if result.scores:
             console.print(_scores(result.scores))
         _tail(console, result)
@@ -31,13 +33,14 @@ def show(document: Document, console: Console, folder: str = "") -> None:
     _print(console, document.verdict.upper(), STYLE[document.verdict])
 
 
-def _finding(console: Console, finding: Finding) -> None:
+def _finding(console: Console, finding: Finding, listed: bool) -> None:
     _print(console, f"  {finding_words(finding)}", STYLE["known" if finding.known else "fail"])
     if finding.output:
         _print(console, f"    value {finding.value:.6g}, limit {finding.limit:.6g}")
-    for element in finding.worst:
-        found = f"found {element.found:.9g}, expected {element.expected:.9g}"
-        _print(console, f"    {element.at}: {found}, {ratio_words(element.ratio)} of its limit")
+    if finding.worst and listed:
+        _print(console, "    the same elements are worst")
+    for element in [] if listed else finding.worst:
+        _print(console, f"    {element.at}: found {element.found:.9g}, expected {element.expected:.9g}")
     if finding.known:
         _print(console, f"    known: {finding.known}")
 
@@ -58,7 +61,7 @@ def _scores(scores: list[Score]) -> Table:
 
 def _tail(console: Console, result: CaseResult) -> None:
     for output, value in result.mean_squares.items():
-        _print(console, f"  {output}: mean square {value:.3f} of the predicted noise")
+        _print(console, f"  {output}: mean square {value:.4g} of the predicted noise")
     if result.note:
         _print(console, f"  {result.note}")
     _print(console, f"  {result.verdict} after {duration(result.seconds)}")

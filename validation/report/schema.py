@@ -32,12 +32,11 @@ class Score:
 
 @dataclass
 class Element:
-    """One wrong element: its place, what was found and expected, and its score over the limit."""
+    """One wrong element: its place in words, what was found and what was expected."""
 
     at: str
     found: float
     expected: float
-    ratio: float
 
 
 @dataclass

@@ -66,8 +66,13 @@ def _scattered(
             named.append(axis_words(axis, indices, size))
     over = f" over {', '.join(named)}" if named else ""
     word, place = ("worst", _worst(mask, severity)) if severity is not None else ("first", _first(mask))
-    at = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=True))
+    at = place_words(axes, place, mask.shape)
     return f"{count:,} of {space:,} elements scattered{over}, {word} at {at}"
+
+
+def place_words(axes: Sequence[str], place: Sequence[int], shape: Sequence[int]) -> str:
+    """One element in words; axes of length one say nothing and are left out."""
+    return ", ".join(f"{axis} {i}" for axis, i, n in zip(axes, place, shape, strict=True) if n > 1)
 
 
 def _first(mask: Tensor) -> list[int]:

@@ -45,7 +45,7 @@ def judge_case(
     result.scores.append(Score("out", "share", share, 1.0))
     if wrong:
         result.verdict = "fail"
-        worst = [Element(f"row {i}", float(arguments.out[i]), float(expected[i]), 2.0) for i in wrong]
+        worst = [Element(f"row {i}", float(arguments.out[i]), float(expected[i])) for i in wrong]
         at = ("kernels", case.op, implementation.provider, case.line(), "bits", "out")
         result.findings.append(
             Finding(*at, float(len(wrong)), 0.5, f"row {wrong[0]} only", "differs", "", worst)
