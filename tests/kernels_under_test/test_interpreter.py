@@ -225,6 +225,15 @@ def test_a_run_time_value_can_bound_a_loop():
     assert torch.equal(y, x.sum(0))
 
 
+def test_the_language_is_put_back_after_a_launch():
+    def parts() -> list[object]:
+        return [tl.load, tl.core.load, tl.core.reduce, tl.tensor.__add__, tl.math.exp, tl.core.dtype.to_ir]
+
+    before = parts()
+    reduce_kernel[(1,)](*(torch.zeros(8, dtype=torch.bfloat16) for _ in range(4)), ROWS=2, COLS=4)
+    assert parts() == before
+
+
 def test_install_twice_changes_nothing():
     from triton.runtime.interpreter import InterpreterBuilder
 
