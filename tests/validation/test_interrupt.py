@@ -110,7 +110,7 @@ def damage_middle(lines: list[str]) -> list[str]:
 
 
 def damage_types(lines: list[str]) -> list[str]:
-    return [lines[0], lines[1].replace('"findings":[]', '"findings":"none"'), *lines[2:]]
+    return "\n".join(lines).replace('"findings":[]', '"findings":"none"', 1).split("\n")
 
 
 DAMAGES = [
