@@ -220,6 +220,7 @@ def cases(tier: Tier) -> tuple[Case, ...]:
     for number, regime in enumerate(REGIMES[1:]):
         found.append(_case(regime.name, 40 + number, 3, 448, 1 if regime.name == "cancelling" else 5))
     found += [_case("typical", 60, 2, 7168, 8), _case("small", 61, 1, 7168, 5, finish=1)]
+    found += [_case("outliers", 62, 3, 7168, 7, write=7), _case("typical", 63, 1, 7168, 1, merge=1, aux=1)]
     if tier == "full":
         batches = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
         for rows in batches:

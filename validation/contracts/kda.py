@@ -201,7 +201,7 @@ def _case(op: str, regime: str, seed: int, **shape: int) -> Case:
 
 
 def _decode_cases(tier: Tier) -> tuple[Case, ...]:
-    """quick: every regime at a small head, odd head dimensions, one case at the subject's head size.
+    """quick: every regime at a small head, odd head dimensions, and the heads of one rank at TP8 and TP16.
     full: TP8 and TP16 heads at every prepared batch, every regime, and slots beyond 2**31 elements."""
     found = [
         _case("kda_decode", r.name, i, requests=3) for i, r in enumerate(REGIMES) if r.name != "wide_offsets"
@@ -210,6 +210,9 @@ def _decode_cases(tier: Tier) -> tuple[Case, ...]:
     found += [
         _case("kda_decode", "long_memory", 20, heads=3, dim=128),
         _case("kda_decode", "unit_state", 21, heads=1, requests=9, spare=2),
+    ]
+    found += [
+        _case("kda_decode", "unit_state", 40 + n, heads=h, dim=128, requests=n) for h, n in ((6, 2), (12, 1))
     ]
     if tier == "full":
         for heads in (12, 6):
@@ -222,8 +225,8 @@ def _decode_cases(tier: Tier) -> tuple[Case, ...]:
 
 
 def _verify_cases(tier: Tier) -> tuple[Case, ...]:
-    """quick: q from 2 to 8, every regime once. full: TP8 and TP16 heads, every (requests, q) up to 64 rows of
-    note."""
+    """quick: q from 2 to 8, every regime once, the heads of one rank at TP16. full: TP8 and TP16 heads, every
+    (requests, q) up to 64 rows of note."""
     found = [_case("kda_verify", "unit_state", q, tokens=q) for q in (2, 3, 5, 8)]
     found += [
         _case("kda_verify", r.name, 20 + i, requests=3, tokens=3)
@@ -234,6 +237,7 @@ def _verify_cases(tier: Tier) -> tuple[Case, ...]:
         _case("kda_verify", "unit_state", 40, dim=60, tokens=2),
         _case("kda_verify", "long_memory", 41, heads=1, dim=128, tokens=4),
     ]
+    found.append(_case("kda_verify", "unit_state", 42, heads=6, dim=128, requests=1, tokens=4))
     if tier == "full":
         for heads in (12, 6):
             for requests, q in (

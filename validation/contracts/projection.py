@@ -71,6 +71,7 @@ def cases(tier: Tier) -> tuple[Case, ...]:
     found = [_case("typical", rows, rows, 136, HIDDEN) for rows in (1, 2, 3, 8, 9, 16, 17, 33)]
     found += [_case("typical", 50, 4, 100, 1000), _case("typical", 51, 1, 72, 328)]
     found += [_case(r.name, 60 + i, 1 + 3 * (i % 2), 136, 2048) for i, r in enumerate(REGIMES[1:])]
+    found += [_case("typical", 80 + rows, rows, PACKED["mla", 16], HIDDEN) for rows in (1, 4)]
     if tier == "full":
         for number, columns in enumerate(PACKED.values()):
             batches = (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 64)
