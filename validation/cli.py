@@ -55,7 +55,7 @@ def parser() -> Parser:
     top = Parser(
         prog="lockstep",
         description="Judge specialised decode kernels by their predicted rounding noise.",
-        epilog="exit status: 0 pass, 1 fail, 2 undecided, 3 error",
+        epilog="exit status: 0 pass, 1 fail, 2 undecided, 3 error, 130 interrupted",
     )
     commands = top.add_subparsers(metavar="COMMAND", dest="name")
     for command in COMMANDS:

@@ -54,12 +54,10 @@ def device_name(device: str) -> str:
 
 def commit(root: Path) -> dict[str, Any]:
     """Commit of the sources and whether they differ from it; empty where they are no git checkout."""
-    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+    head = _git(root, "rev-parse", "HEAD")
+    if not head or _git(root, "rev-parse", "--show-toplevel") != str(root):
         return {}
-    return {
-        "commit": _git(root, "rev-parse", "HEAD"),
-        "modified": bool(_git(root, "status", "--porcelain")),
-    }
+    return {"commit": head, "modified": bool(_git(root, "status", "--porcelain"))}
 
 
 def _git(root: Path, *arguments: str) -> str:

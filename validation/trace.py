@@ -23,19 +23,28 @@ FOREIGN = tuple(
     }
 )
 DUMP_LINE = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$', re.MULTILINE)
+LONGEST = 300
 DUMP_STACK = "(most recent call first):"
 DUMP_START = re.compile(r"^(Fatal Python error: |(Current t|T)hread 0x|Stack \(most recent)", re.MULTILINE)
 
 
 def describe(error: BaseException, source: Path | None = None) -> str:
     """An exception in one line, with the line of ``source`` where it arose."""
-    text = " ".join(str(error).split())
+    text = str(error)
+    if text.startswith("CUDA error:"):
+        text = text.splitlines()[0]  # advice on debugging follows
+    text = shortened(" ".join(text.split()))
     if isinstance(error, SyntaxError):
         return f"line {error.lineno}: SyntaxError: {error.msg}"
     kind = type(error).__name__
     words = text if isinstance(error, UserError) else f"{kind}: {text}" if text else kind
     where = line_in(error, source) if source else ""
     return f"{where}: {words}" if where else words
+
+
+def shortened(text: str) -> str:
+    """At most ``LONGEST`` characters; the rest is in the worker's log."""
+    return text if len(text) <= LONGEST else text[: LONGEST - 4] + " ..."
 
 
 def line_in(error: BaseException, source: Path) -> str:
@@ -62,7 +71,7 @@ def last_words(stderr: str) -> str:
     """The last line a process wrote to stderr before any dump of its interpreter."""
     start = DUMP_START.search(stderr)
     lines = [line.strip() for line in stderr[: start.start() if start else None].splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+    return shortened(next((line for line in reversed(lines) if line), ""))
 
 
 def _innermost(frames: Sequence[tuple[str, int, str]]) -> str:

@@ -137,7 +137,7 @@ def _prepare(setup: Setup) -> tuple[Callable[..., CaseResult], Callable[[str], A
     for path in setup.plugins:
         load_plugin(Path(path))
     load_provider(setup.provider)
-    if torch := sys.modules.get("torch"):
+    if setup.device == "cpu" and (torch := sys.modules.get("torch")):
         torch.set_num_threads(1)  # two workers share the machine with its users
     return judge, lambda op: implementation(op, setup.provider)
 
@@ -169,7 +169,11 @@ def answer(judge: Callable[..., CaseResult], find: Callable[[str], Any], setup: 
 
 def _blame(result: CaseResult, raised: ProviderRaised) -> None:
     """An exception of the provider's function is a finding, unless the machine merely lacked memory."""
-    message = f"raised {describe(raised.cause)} (in {place(raised.cause)})"
+    where = place(raised.cause)
+    late = where.startswith(_finish_cuda.__name__)
+    message = (
+        f"raised {describe(raised.cause)} ({'when its work on the GPU ended' if late else f'in {where}'})"
+    )
     if type(raised.cause).__name__ in ("OutOfMemoryError", "MemoryError"):
         result.note = f"out of memory: the provider {message}"
         return

@@ -107,6 +107,11 @@ def test_an_exception_is_a_finding(tmp_path: Path, body: str, statistic: str, wo
     assert cases[3]["verdict"] == "pass"
 
 
+def test_a_long_message_is_cut(tmp_path: Path) -> None:
+    _, cases, _ = results(tmp_path, plugin(tmp_path, "raise ValueError('x' * 10_000)"))
+    assert len(cases[1]["findings"][0]["message"]) < 400
+
+
 def test_lack_of_memory_is_an_error_and_no_finding(tmp_path: Path) -> None:
     status, cases, _ = results(tmp_path, plugin(tmp_path, "if a.seed == 2: raise MemoryError('no room')"))
     assert (status, cases[2]["verdict"], cases[2]["findings"]) == (3, "error", [])
