@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels_under_test.gemm import fp32_partial_sums
 from validation.errors import UserError
 from validation.providers import implements
 
@@ -61,7 +62,8 @@ def _step(a: KdaArguments) -> None:
     rows = a.projected.view(requests, tokens, -1)[live]
     q, k, v = _convolved(a, rows, slots[:, 0], first[live])
     part = {name: rows[..., columns] for name, columns in a.columns().items()}
-    g = (part["f_a"] @ a.f_b.T).unflatten(-1, (a.heads, a.head_dim))
+    with fp32_partial_sums():
+        g = (part["f_a"] @ a.f_b.T).unflatten(-1, (a.heads, a.head_dim))
     out = a.out.view(requests, tokens, a.heads, a.head_dim)
     for t in range(tokens):
         core, state = _recurrent(a, [x[:, t : t + 1] for x in (q, k, v, g, part["beta"])], state)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels_under_test.gemm import fp32_partial_sums
 from validation.contracts.arguments import KdaArguments
 from validation.providers import implements
 
@@ -57,7 +58,9 @@ def _l2_normalised(x: Tensor, a: KdaArguments) -> Tensor:
 def _decay(a: KdaArguments, rows: Tensor) -> Tensor:
     """exp(lower_bound * sigmoid(exp(A_log) * (g + dt_bias))), g = bf16(f_a F_b^T). [request, token, head,
     k]"""
-    g = (rows[..., a.columns()["f_a"]] @ a.f_b.T).float().reshape(*rows.shape[:2], a.heads, a.head_dim)
+    with fp32_partial_sums():
+        g = rows[..., a.columns()["f_a"]] @ a.f_b.T
+    g = g.float().reshape(*rows.shape[:2], a.heads, a.head_dim)
     g = (g + a.dt_bias.reshape(a.heads, -1)) * a.a_log.exp()[:, None]
     return torch.exp(a.lower_bound * torch.sigmoid(g))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from kernels_under_test.gemm import fp32_partial_sums
 from validation.contracts.arguments import ProjectionArguments
 from validation.providers import implements
 
@@ -11,4 +12,5 @@ from validation.providers import implements
 @implements("projection", provider="torch", profile="stock")
 def projection(a: ProjectionArguments) -> None:
     """out[row, column] = bf16(x W^T)."""
-    torch.mm(a.x, a.weight.T, out=a.out)
+    with fp32_partial_sums():
+        torch.mm(a.x, a.weight.T, out=a.out)

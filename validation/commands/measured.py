@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,19 @@ def record(command: str, ops: list[str], device: str, results: dict[str, Any]) -
     from validation.plan import Settings
 
     environment = collect(Settings(ops=tuple(ops), device=device))
-    return {"schema": SCHEMA, "command": command, "environment": environment, "results": results}
+    return {
+        "schema": SCHEMA,
+        "command": _without_outputs(command),
+        "environment": environment,
+        "results": results,
+    }
+
+
+def _without_outputs(command: str) -> str:
+    """The command without --json FILE: where a record was written says nothing about what it holds."""
+    words = shlex.split(command)
+    kept = [w for i, w in enumerate(words) if "--json" not in (w.split("=")[0], words[i - 1] if i else "")]
+    return shlex.join(kept)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
