@@ -54,10 +54,15 @@ def device_name(device: str) -> str:
 
 
 def commit(root: Path) -> dict[str, Any]:
-    """Commit of the sources and whether they differ from it; empty where they are no git checkout."""
+    """Commit of the sources and whether they differ from it.
+
+    Where they are no git checkout, such as a copy taken to another machine: what LOCKSTEP_COMMIT says, if
+    set.
+    """
     head = _git(root, "rev-parse", "HEAD")
     if not head or _git(root, "rev-parse", "--show-toplevel") != str(root):
-        return {}
+        named = os.environ.get("LOCKSTEP_COMMIT")
+        return {"commit": named} if named else {}
     return {"commit": head, "modified": bool(_git(root, "status", "--porcelain"))}
 
 

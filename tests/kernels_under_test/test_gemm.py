@@ -1,4 +1,4 @@
-"""Partial sums stay FP32 where the providers ask for it; where PyTorch's default rounds them, the judge sees it."""
+"""Partial sums stay FP32 where the providers ask for it; the judge sees where PyTorch rounds them."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_the_setting_is_put_back():
 
 @pytest.mark.device
 def test_bf16_partial_sums_of_the_library_are_flagged(monkeypatch):
-    """For this product cuBLAS chose a split-K kernel with BF16 partial sums on an H200; other GPUs may not."""
+    """On an H200 cuBLAS chose a split-K kernel with BF16 partial sums for this product."""
     if "H200" not in torch.cuda.get_device_name():
         pytest.skip("which kernel cuBLAS chooses is known for the H200 alone")
     provider = implementation("kda_verify", "torch")

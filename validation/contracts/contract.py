@@ -118,8 +118,8 @@ class Output:
     ``view`` maps the arguments after the run to the judged elements (for example the live slots of a
     state cache); its axes are named in ``axes``. ``exact`` outputs are compared bit for bit. ``slices``
     are groups of axes whose statistics are taken separately. ``shared`` names the axes along which one
-    source of noise moves many elements together: "v|k" along v or along k (a column of k moves every row v),
-    further entries besides (a state's error stays through all tokens). ``present`` says whether the case has
+    source of noise may move all elements together (a scalar of the head; a state's error stays through all
+    tokens). ``present`` says whether the case has
     this output.
     """
 

@@ -144,8 +144,7 @@ def _history(ar: Arithmetic, a: KdaArguments, window: Tensor) -> Value:
     return ar.where(live_requests(a)[:, None, None], ar.load(kept), 0.0)
 
 
-# -- what is judged
-# -------------------------------------------------------------------------------------------------
+# -- what is judged --------------------------------------------------------------------------------
 
 
 def _view_out(a: KdaArguments) -> Tensor:
@@ -285,7 +284,7 @@ def _contract(name: str, summary: str, cases: Any) -> Contract:
                 "fp32",
                 _view_state,
                 slices=(("head",), ("request", "token"), ("head", "v"), ("head", "k")),
-                shared=("v|k", "token"),
+                shared=("v", "k", "token"),
             ),
             Output("conv_state", ("request", "channel", "column"), "bf16", _view_history, exact=True),
         ),

@@ -180,9 +180,7 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
     ).clamp(max=1.0)
     expected = float(p.sum())
     # Elements moved together flip together: up to that many at once, as often as any one of them would.
-    together = min(
-        sharing(question, y.shape, frozenset(), signed=False), max(1.0, 8 * float(p.max()) * y.numel())
-    )
+    together = min(sharing(question, y.shape, frozenset()), max(1.0, 8 * float(p.max()) * y.numel()))
     x = log_odds(share, 1)
     limit = expected + (2 * expected * together * x) ** 0.5 + together * x / 3
     count = int(flipped.sum())
@@ -192,23 +190,15 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
     )
 
 
-def sharing(question: Question, shape: torch.Size, kept: Set[str], *, signed: bool) -> float:
-    """How many elements of a slice one source of noise moves together.
-
-    ``shared`` names the axes: "v|k" means that most sources move a row or a column, and a few (a scalar of
-    the head) both. In a sum of squares the many count: the larger of the two axes. In a signed sum the few
-    add up and outweigh the rest: both axes. Entries multiply; axes the slice keeps apart do not count.
-    """
+def sharing(question: Question, shape: torch.Size, kept: Set[str]) -> float:
+    """How many elements of a slice one source of noise may move together: the product of the ``shared`` axes
+    that the slice sums over. Most sources move fewer (a row, a column); those that move all (a scalar of the
+    head) decide how far sums spread."""
     sizes = dict(zip(question.axes, shape, strict=True))
-    product = 1.0
-    for entry in question.shared:
-        summed = [sizes[axis] for axis in entry.split("|") if axis not in kept]
-        product *= math.prod(summed) if signed else max([1, *summed])
-    return product
+    return float(math.prod(sizes[axis] for axis in question.shared if axis not in kept))
 
 
-# -- sums over slices
-# ----------------------------------------------------------------------------------------------
+# -- sums over slices ------------------------------------------------------------------------------
 
 
 def _sliced(
@@ -247,7 +237,7 @@ def _sliced(
 
 class _Sums:
     """Sums over the slices of one grouping. ``noisy``: mean share of the predicted variance that precedes the
-    store; ``elements``: how many summed elements one source of that noise moves together."""
+    store; ``moved``: how many summed elements one source of that noise may move together."""
 
     def __init__(
         self,
@@ -266,9 +256,7 @@ class _Sums:
         self.along, self.truth = (z * t).sum(1), (t * t).sum(1)
         # Only the noise before the store is shared; the error of the store is each element's own.
         self.noisy = grouping.matrix(noisy).sum(1) / self.count.clamp(min=1)
-        shape = standardised.shape
-        self.moved = sharing(question, shape, grouping.kept, signed=False)
-        self.moved_one_way = sharing(question, shape, grouping.kept, signed=True)
+        self.moved = sharing(question, standardised.shape, grouping.kept)
 
     def worst(
         self, name: str, value: Tensor, limit: float | Tensor, unit: str, x: float, share: float
@@ -302,14 +290,14 @@ def _bias(sums: _Sums, share: float) -> Statistic:
     n = sums.count.clamp(min=1)
     x = log_odds(share, n.numel())
     limit = sums.question.inflation_of("bias") * (2 * x) ** 0.5
-    together = 1 + (sums.moved_one_way - 1) * sums.noisy
+    together = 1 + (sums.moved - 1) * sums.noisy
     return sums.worst(
         "bias", sums.total.abs() / torch.sqrt(n * together), limit, "sd of the mean error", x, share
     )
 
 
 def _projection(sums: _Sums, share: float) -> Statistic:
-    norm = torch.sqrt(sums.truth * (1 + (sums.moved_one_way - 1) * sums.noisy))
+    norm = torch.sqrt(sums.truth * (1 + (sums.moved - 1) * sums.noisy))
     value = torch.where(norm > 0, sums.along.abs() / norm.clamp(min=1e-300), torch.zeros_like(norm))
     x = log_odds(share, norm.numel())
     limit = sums.question.inflation_of("projection") * (2 * x) ** 0.5
