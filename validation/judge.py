@@ -125,7 +125,7 @@ def _bits(observed: Tensor, value: Value) -> Statistic:
     wrong = ~(same | (torch.isnan(observed) & torch.isnan(expected)))
     count = int(wrong.sum())
     detail = f"{count} of {wrong.numel()} elements differ from the bit-exact result" if count else ""
-    return Statistic("bits", float(count), 0.5, detail, wrong if count else None)
+    return Statistic("bits", float(count), 0.0, detail, wrong if count else None)
 
 
 def _run(arena: Arena, implementation: Implementation, report: _Reporter) -> bool:
@@ -228,8 +228,8 @@ class _Reporter:
     def violation(self, violation: Violation) -> None:
         where = "" if violation.mask is None else describe(violation.mask.cpu(), violation.axes)
         count = 1.0 if violation.mask is None else float(violation.mask.sum())
-        self.result.scores.append(Score(violation.field, violation.statistic, count, 0.5))
-        self.add(violation.statistic, violation.field, count, 0.5, where, violation.message)
+        self.result.scores.append(Score(violation.field, violation.statistic, count, 0.0))
+        self.add(violation.statistic, violation.field, count, 0.0, where, violation.message)
 
     def output(self, output: Output, statistics: list[Statistic], observed: Tensor, value: Value) -> None:
         for s in statistics:

@@ -18,7 +18,8 @@ SHARE = 1e-7
 
 @dataclass
 class Caught:
-    """One planted fault: ``factor`` is its largest statistic over the limit."""
+    """One planted fault: ``factor`` is its largest statistic over the limit (wrong elements where none is
+    allowed)."""
 
     op: str
     fault: str
@@ -47,8 +48,9 @@ def plant(fault: Fault, device: str) -> Caught:
     result = judge_case(fault.case, fault.implementation(), device, share=SHARE)
     factor, statistic, where = 0.0, "", ""
     for score in result.scores:
-        if score.ratio > factor:
-            factor, statistic = score.ratio, f"{score.output} {score.statistic}".strip()
+        beyond = score.ratio if score.limit > 0 else score.value
+        if beyond > factor:
+            factor, statistic = beyond, f"{score.output} {score.statistic}".strip()
     for finding in result.findings:
         if f"{finding.output} {finding.statistic}".strip() == statistic:
             where = finding.where

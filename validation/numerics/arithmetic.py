@@ -96,8 +96,8 @@ class Arithmetic:
             self,
             mean,
             accumulate(a.variance, b.variance),
-            accumulate(a.jump_variance, b.jump_variance),
-            largest(a.jump, b.jump),
+            _spread(accumulate(a.jump_variance, b.jump_variance), mean),
+            _spread(largest(a.jump, b.jump), mean),
         )
         return self._rounded32(mean, carried)
 
@@ -361,6 +361,10 @@ class Arithmetic:
 
         mean = join([v.mean for v in values])
         return Value(self, mean, part(0), part(1), part(2), bits=max(v.bits for v in values))
+
+
+def _spread(part: Tensor | None, like: Tensor) -> Tensor | None:
+    return None if part is None else part.expand(like.shape)
 
 
 def _select(mask: Tensor, p: Tensor | None, q: Tensor | None, like: Tensor) -> Tensor | None:

@@ -80,8 +80,8 @@ class Format:
     def bracket(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The interval of reals that round to grid point ``y``: midpoints to its neighbours.
 
-        A saturating format maps everything beyond to its largest point; an overflowing one maps everything
-        beyond the last midpoint to infinity.
+        A saturating format maps everything beyond to its largest point (a scale: below its smallest, too);
+        an overflowing one maps everything beyond the last midpoint to infinity.
         """
         down, up = self.neighbours(y)
         low, high = (y + down) / 2, (y + up) / 2
@@ -95,8 +95,9 @@ class Format:
                 torch.where(y == -infinity, -infinity, low),
             )
         else:
+            smallest = 2.0**self.emin if self.unsigned_powers else -self.maximum
             high = torch.where(y >= self.maximum, infinity, high)
-            low = torch.where(y <= -self.maximum, -infinity, low)
+            low = torch.where(y <= smallest, -infinity, low)
         return low, high
 
 

@@ -59,17 +59,18 @@ def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
 
 
 def crossing(distance: Tensor, variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None) -> Tensor:
-    """Upper estimate of P(error > distance) for distance >= 0: a normal tail for the smooth part plus, for
-    rare jumps, the smaller of Chebyshev's and Bernstein's bounds."""
+    """Upper estimate of P(error > distance) for distance >= 0, which may be infinite: a normal tail for the
+    smooth part plus, where there are jumps, the smaller of Chebyshev's bound for them alone and Bernstein's for
+    both together."""
     deviation = torch.sqrt(variance)
     tail = 0.5 * torch.erfc(distance / (deviation * math.sqrt(2)).clamp(min=1e-300))
     tail = torch.where((variance == 0) & (distance > 0), torch.zeros_like(tail), tail)
     if jump_variance is None or jump is None:
         return tail
-    squared = distance * distance
     # A jump may meet a boundary that the smooth part has nearly reached: give it that head start.
     reach = (distance - 6 * deviation).clamp(min=0)
     chebyshev = jump_variance / (reach * reach).clamp(min=1e-300)
-    exponential = torch.exp(-squared / (2 * (jump_variance + jump * distance / 3)).clamp(min=1e-300))
+    # d**2 / (2 (V + J d / 3)), divided through by d so that an infinite distance gives 0.
+    exponential = torch.exp(-distance / (2 * ((variance + jump_variance) / distance + jump / 3)))
     rare = torch.minimum(chebyshev.clamp(max=1.0), exponential)
     return (tail + torch.where(jump_variance > 0, rare, torch.zeros_like(rare))).clamp(max=1.0)

@@ -131,10 +131,11 @@ def _nonfinite(y: Tensor, grid: Tensor, predicted: Value) -> Statistic:
     count = int(wrong.sum())
     detail = ""
     if count:
-        extra, lost = int((~torch.isfinite(y) & wrong & torch.isfinite(grid)).sum()), 0
-        lost = count - extra
-        detail = f"{extra} non-finite where the reference is finite, {lost} the other way or of another kind"
-    return Statistic("nonfinite", float(count), 0.5, detail, wrong if count else None)
+        extra = int((~torch.isfinite(y) & wrong & torch.isfinite(grid)).sum())
+        parts = [f"{extra:,} not finite where the reference is"] if extra else []
+        parts += [f"{count - extra:,} finite, or another kind, where it is not"] if count > extra else []
+        detail = ", ".join(parts)
+    return Statistic("nonfinite", float(count), 0.0, detail, wrong if count else None)
 
 
 def _excess(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, question: Question) -> Statistic:

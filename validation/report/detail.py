@@ -12,7 +12,7 @@ from rich.text import Text
 
 from validation.report.schema import CaseResult, Document, Element, Finding, Score
 from validation.report.terminal import STYLE, control_lines
-from validation.report.words import duration, finding_words, ratio_words
+from validation.report.words import duration, finding_words, score_words
 
 
 def show(document: Document, console: Console, folder: str = "") -> None:
@@ -54,7 +54,7 @@ def _scores(scores: list[Score]) -> Table:
     for score in scores:
         style = STYLE["fail"] if score.ratio > 1 else ""
         unit = f" {score.unit}" if score.unit else ""
-        row = (f"{score.value:.5g}{unit}", f"{score.limit:.5g}", ratio_words(score.ratio))
+        row = (f"{score.value:.5g}{unit}", f"{score.limit:.5g}", score_words(score))
         table.add_row(f"  {score.output}", score.statistic, *row, style=style)
     return table
 

@@ -17,7 +17,8 @@ EXIT_STATUS: dict[str, int] = {"pass": 0, "fail": 1, "undecided": 2, "error": 3}
 
 @dataclass
 class Score:
-    """One statistic of one output: ``value`` over ``limit`` above 1 is a finding. Units: see ``unit``."""
+    """One statistic of one output: ``value`` over ``limit`` above 1 is a finding. A limit of 0 means
+    that none is allowed; ``value`` then counts elements. Units: see ``unit``."""
 
     output: str
     statistic: str

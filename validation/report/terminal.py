@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from validation.report.schema import CaseResult, Document
-from validation.report.words import count, duration, finding_words, largest_score, ratio_words
+from validation.report.words import count, duration, finding_words, largest_score, score_words
 
 WIDTH = 110
 STYLE = {"pass": "green", "fail": "bold red", "undecided": "yellow", "error": "magenta", "known": "cyan"}
@@ -67,7 +67,7 @@ def _table(pairs: Pairs) -> Table:
     table.add_column("verdict", no_wrap=True)
     for (op, provider), results in pairs.items():
         score = largest_score(results)
-        largest = (ratio_words(score.ratio), f"{score.output} {score.statistic}") if score else ("-", "-")
+        largest = (score_words(score), f"{score.output} {score.statistic}") if score else ("-", "-")
         verdict = state(results)
         table.add_row(op, provider, f"{len(results):,}", *largest, Text(verdict, STYLE[verdict]))
     return table

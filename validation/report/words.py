@@ -26,10 +26,11 @@ def times_words(ratio: float) -> str:
     return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
 
 
-def ratio_words(ratio: float) -> str:
-    """A score as a fraction of its limit, short enough for a table."""
+def score_words(score: Score) -> str:
+    """A score as a fraction of its limit, short enough for a table; "12 / 0" where none is allowed."""
+    ratio = score.ratio
     if not math.isfinite(ratio):
-        return "no limit"
+        return f"{score.value:,.0f} / 0" if score.limit == 0 else "not a number"
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
 
 
