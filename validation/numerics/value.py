@@ -6,15 +6,20 @@ Operators build the prediction of the result; ``validation.numerics.arithmetic``
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from validation.numerics.arithmetic import Arithmetic
-
 FP32_BITS = 24
+
+
+class Operations(Protocol):
+    """What the operators of a value are carried out by: an arithmetic."""
+
+    def add(self, a: Value, b: Value | Tensor | float) -> Value: ...
+    def multiply(self, a: Value, b: Value | Tensor | float) -> Value: ...
+    def divide(self, a: Value, b: Value | Tensor | float) -> Value: ...
 
 
 @dataclass
@@ -25,7 +30,7 @@ class Value:
     FP32 holds it without rounding.
     """
 
-    ar: Arithmetic
+    ar: Operations
     mean: Tensor
     variance: Tensor | None = None
     jump_variance: Tensor | None = None
