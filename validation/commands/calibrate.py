@@ -18,9 +18,9 @@ from validation.errors import UserError
 
 if TYPE_CHECKING:
     from validation.faults.calibrate import Spread
+    from validation.providers import Implementation
 
-# Head room of a stored factor over the measured one: the largest of a finite sample is not the largest there
-# is.
+# Head room of a stored factor: the largest of a finite sample is not the largest there is.
 MARGIN = 1.15
 
 
@@ -29,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     measured_arguments(parser)
     parser.add_argument("--cases", type=int, default=1000, metavar="N", help="honest variants an operation")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="first seed of the variants")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="cases of this provider, taken to be honest, instead of variants"
+    )
     parser.add_argument("--write", action="store_true", help="store the needed factors in golden/calibration")
 
 
@@ -36,12 +39,16 @@ def main(options: argparse.Namespace, command: str) -> int:
     """Run, print, store."""
     if options.cases < 1:
         raise UserError(f"--cases must be at least 1, not {options.cases}")
+    if options.provider and options.write:
+        raise UserError("--write stores what honest variants need; leave out --provider")
     ops, device = selected(options)
+    kernels = _kernels(options.provider, ops, device)
     from validation.faults.calibrate import spread
 
     results: list[Spread] = []
-    with counted("honest variants", len(ops) * options.cases) as advance:
-        results += [spread(op, options.cases, options.seed, device, advance) for op in ops]
+    with counted("honest variants", len(kernels) * options.cases) as advance:
+        for op, kernel in kernels.items():
+            results.append(spread(op, options.cases, options.seed, device, advance, kernel))
     entries = {r.op: _entry(r, options.seed) for r in results}
     document = record(command, ops, device, entries)
     for result in results:
@@ -54,6 +61,21 @@ def main(options: argparse.Namespace, command: str) -> int:
     alarms = sum(len(r.alarms) for r in results)
     print(f"{alarms} false alarms in {sum(r.variants for r in results)} honest variants")
     return 1 if alarms and not options.write else 0
+
+
+def _kernels(provider: str | None, ops: list[str], device: str) -> dict[str, Implementation | None]:
+    """The provider's implementation of every operation it has; without provider None, a drawn variant."""
+    if not provider:
+        return dict.fromkeys(ops)
+    from validation.providers import implementation, implemented_by, load
+
+    load([provider], [], device)
+    found: dict[str, Implementation | None] = {
+        op: implementation(op, provider) for op in ops if op in implemented_by(provider)
+    }
+    if not found:
+        raise UserError(f"provider '{provider}' implements none of {', '.join(ops)}")
+    return found
 
 
 def _entry(result: Spread, seed: int) -> dict[str, Any]:

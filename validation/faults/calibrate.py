@@ -22,6 +22,7 @@ from validation.faults.orders import honest_order
 from validation.faults.qualify import SHARE
 from validation.judge import assess, observe, on_device, predict
 from validation.numerics.scores import Statistic
+from validation.providers import Implementation
 
 PROFILES = ("stock", "specialized")
 
@@ -44,37 +45,44 @@ class Spread:
         return {name: self.squares[name] / self.elements[name] for name in self.squares}
 
 
-def variants(op: str, count: int, seed: int) -> Iterator[tuple[Case, str, int]]:
-    """(case, profile, order seed) of ``count`` honest variants."""
+def variants(
+    op: str, count: int, seed: int, provider: Implementation | None = None
+) -> Iterator[tuple[Case, Implementation]]:
+    """``count`` cases of fresh seeds, each with an honest kernel in a drawn order, or with ``provider``'s."""
     cases = contract_named(op).cases("quick")
     for number in range(count):
-        case = cases[number % len(cases)]
-        fresh = replace(case, seed=1_000_000 + seed * 100_000 + number)
-        yield fresh, PROFILES[(number // len(cases)) % 2], seed * 100_000 + number
+        draw = seed * 100_000 + number
+        case = replace(cases[number % len(cases)], seed=1_000_000 + draw)
+        profile = PROFILES[(number // len(cases)) % len(PROFILES)]
+        yield case, provider or honest(op, profile, honest_order(draw))
 
 
 def spread(
-    op: str, count: int, seed: int, device: str, progress: Callable[[], None] = lambda: None
+    op: str,
+    count: int,
+    seed: int,
+    device: str,
+    progress: Callable[[], None] = lambda: None,
+    provider: Implementation | None = None,
 ) -> Spread:
-    """Run ``count`` honest variants of one operation."""
+    """Run ``count`` honest variants of one operation, or ``count`` cases of a provider taken to be honest."""
     result = Spread(op)
-    for case, profile, order_seed in variants(op, count, seed):
-        _variant(result, case, profile, order_seed, device, count)
+    for case, kernel in variants(op, count, seed, provider):
+        _variant(result, case, kernel, device, count)
         progress()
     return result
 
 
-def _variant(result: Spread, case: Case, profile: str, order_seed: int, device: str, count: int) -> None:
+def _variant(result: Spread, case: Case, kernel: Implementation, device: str, count: int) -> None:
     contract = contract_named(case.op)
     clean = on_device(contract.build(case), device)
     arena = Arena(contract, clean, device)
-    order = honest_order(order_seed)
-    honest(case.op, profile, order).function(arena.arguments)
-    label = f"{case.line()} ({profile}, {order.name})"
+    kernel.function(arena.arguments)
+    label = f"{case.line()} ({kernel.provider}, {kernel.profile})"
     result.variants += 1
     result.alarms += [f"{label}: {v.message}" for v in arena.check()]
     observed = observe(contract, arena.arguments)
-    predicted = predict(contract, profile, device, "profile", clean)
+    predicted = predict(contract, kernel.profile, device, "profile", clean)
     for output in contract.outputs:
         if output.name not in predicted:
             continue
