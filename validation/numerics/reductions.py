@@ -46,8 +46,8 @@ class Reduction:
         coherent = (total * total - squares).clamp(min=0)
         c = min(self.chain or n, n)
         blocks = math.ceil(n / c)
-        per_square = (c - 1) / 2 + (blocks - 1) / 2
-        per_coherent = c * c / (3 * n) * (c > 1) + blocks / 3 * (blocks > 1)
+        inner, outer = _partial_sums(n, c, 1), _partial_sums(n, blocks, n / blocks)
+        per_square, per_coherent = (n / c * i + o for i, o in zip(inner, outer, strict=True))
         variance = _ROUNDING_VARIANCE * (per_square * squares + per_coherent * coherent)
         if self.rounds_products:
             variance = variance + _ROUNDING_VARIANCE * squares
@@ -59,6 +59,12 @@ class Reduction:
         return variance
 
 
+def _partial_sums(n: int, links: int, size: float) -> tuple[float, float]:
+    """A chain of ``links`` parts of ``size`` terms each, of ``n`` terms in all: factors of Q and of S**2 - Q in
+    the sum of its squared partial sums. The first part alone is no addition."""
+    first, second = links * (links + 1) / 2 - 1, links * (links + 1) * (2 * links + 1) / 6 - 1
+    return size * first / n, (size * size * second - size * first) / (n * (n - 1))
+
+
 CHAIN = Reduction()
-PAIRWISE = Reduction(chain=2)
 TENSOR_CORE = Reduction(truncates_every=16)
