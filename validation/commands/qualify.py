@@ -42,20 +42,29 @@ def main(options: argparse.Namespace, command: str) -> int:
     return 0 if all(r.caught for r in results) else 1
 
 
-def _summary(results: list[Caught]) -> dict[str, float]:
-    caught = [r for r in results if r.caught]
-    smallest = min((r.factor for r in caught), default=0.0)
-    return {"planted": len(results), "caught": len(caught), "smallest_factor": smallest}
+def _closest(results: list[Caught]) -> Caught | None:
+    """The caught fault that came nearest to passing, among those that a limit had to tell from noise."""
+    return min((r for r in results if r.caught and not r.counted), key=lambda r: r.factor, default=None)
+
+
+def _summary(results: list[Caught]) -> dict[str, object]:
+    closest = _closest(results)
+    return {
+        "planted": len(results),
+        "caught": sum(r.caught for r in results),
+        "closest": closest.fault if closest else None,
+        "smallest_factor": closest.factor if closest else None,
+    }
 
 
 def _show(op: str, results: list[Caught], everything: bool) -> None:
     """One line an operation; below it what passed and, with --list, every fault."""
-    summary = _summary(results)
-    print(f"{op}: {summary['caught']} of {summary['planted']} planted faults caught", end="")
-    caught = sorted((r for r in results if r.caught), key=lambda r: r.factor)
-    print(f"; closest: {caught[0].fault}, {caught[0].factor:.3g} times its limit" if caught else "")
+    closest = _closest(results)
+    print(f"{op}: {sum(r.caught for r in results)} of {len(results)} planted faults caught", end="")
+    print(f"; closest call: {closest.fault}, {closest.factor:.3g} times its limit" if closest else "")
     for result in results:
         if everything or not result.caught:
-            state = f"{result.factor:12.4g} x limit" if result.caught else "NOT NOTICED"
+            unit = "wrong" if result.counted else "x limit"
+            state = f"{result.factor:12,.4g} {unit}" if result.caught else "NOT NOTICED"
             print(f"  {result.fault:26} {result.case.split(':')[2]:12} {result.profile:12} {state}", end="")
             print(f"  {result.statistic}: {result.where}" if result.caught else f"  {result.what}")

@@ -18,8 +18,8 @@ SHARE = 1e-7
 
 @dataclass
 class Caught:
-    """One planted fault: ``factor`` is its largest statistic over the limit (wrong elements where none is
-    allowed)."""
+    """One planted fault: ``factor`` is its largest statistic over the limit; with ``counted``, the number of
+    wrong elements where none is allowed."""
 
     op: str
     fault: str
@@ -28,6 +28,7 @@ class Caught:
     case: str
     caught: bool
     factor: float
+    counted: bool
     statistic: str
     where: str
 
@@ -46,25 +47,27 @@ def qualify(
 
 def plant(fault: Fault, device: str) -> Caught:
     result = judge_case(fault.case, fault.implementation(), device, share=SHARE)
-    factor, statistic, where = 0.0, "", ""
-    for score in result.scores:
-        beyond = score.ratio if score.limit > 0 else score.value
-        if beyond > factor:
-            factor, statistic = beyond, f"{score.output} {score.statistic}".strip()
-    for finding in result.findings:
-        if f"{finding.output} {finding.statistic}".strip() == statistic:
-            where = finding.where
-    if result.findings and not statistic:
-        factor, statistic = float("inf"), result.findings[0].statistic
-    caught = bool(result.findings)
+    # A statistic with a limit says how close the call was; only where there is none do wrong elements count.
+    worst = max(
+        result.findings,
+        key=lambda f: (f.limit > 0, f.value / f.limit if f.limit > 0 else f.value),
+        default=None,
+    )
+    caught = worst is not None
+    factor, counted, statistic, where = 0.0, False, "", ""
+    if worst:
+        counted = worst.limit == 0
+        factor = worst.value if counted else worst.value / worst.limit
+        statistic, where = f"{worst.output} {worst.statistic}".strip(), worst.where
     return Caught(
-        fault.case.op,
-        fault.name,
-        fault.what,
-        fault.profile,
-        fault.case.line(),
-        caught,
-        factor,
-        statistic,
-        where,
+        op=fault.case.op,
+        fault=fault.name,
+        what=fault.what,
+        profile=fault.profile,
+        case=fault.case.line(),
+        caught=caught,
+        factor=factor,
+        counted=counted,
+        statistic=statistic,
+        where=where,
     )
