@@ -78,9 +78,9 @@ def judge(observed: Tensor, predicted: Value, question: Question) -> list[Statis
     fmt = FORMATS[question.format]
     y, m = observed.double(), predicted.mean
     grid = fmt.round(m)
-    results = [_nonfinite(y, grid, predicted)]
-    finite = torch.isfinite(y) & torch.isfinite(grid) & torch.isfinite(m)
     share = question.share / len(STATISTICS)
+    results = [_nonfinite(y, grid, predicted, fmt, share)]
+    finite = torch.isfinite(y) & torch.isfinite(grid) & torch.isfinite(m)
     noise = _noise(predicted, finite, share)
     # Elements that are not finite are judged by their mask alone: here they count as exactly predicted.
     y = torch.where(finite, y, torch.zeros_like(y))
@@ -120,14 +120,19 @@ def _noise(predicted: Value, finite: Tensor, share: float) -> _Parts:
     return _Parts(variance, torch.where(real, jump_variance, zero), torch.where(real, jump, zero))
 
 
-def _nonfinite(y: Tensor, grid: Tensor, predicted: Value) -> Statistic:
-    """Non-finite where the other is not, or of another kind. Elements within noise of overflow are let be."""
+def _nonfinite(y: Tensor, grid: Tensor, predicted: Value, fmt: Format, share: float) -> Statistic:
+    """Non-finite where the other is not, or of another kind. Where noise reaches the edge of overflow, both
+    sides of it are right."""
     nan = torch.isnan(y) != torch.isnan(grid)
     infinite = (torch.isinf(y) | torch.isinf(grid)) & (y != grid) & ~torch.isnan(y) & ~torch.isnan(grid)
     wrong = nan | infinite
     if bool(wrong.any()) and predicted.variance is not None:
-        edge = torch.isfinite(predicted.mean) & (predicted.mean.abs() >= FP32.maximum * (1 - 2.0**-9))
-        wrong = wrong & ~edge
+        mean, (low, high) = predicted.mean, fmt.bracket(fmt.round(y))
+        reach = bernstein(
+            predicted.variance, predicted.jump_variance, predicted.jump, log_odds(share, y.numel())
+        )
+        near = torch.isfinite(mean) & (torch.maximum(mean - high, low - mean) <= reach)
+        wrong = wrong & ~near
     count = int(wrong.sum())
     detail = ""
     if count:
@@ -175,6 +180,8 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
     low, high = fmt.bracket(grid)
     factor = question.inflation_of("flips")
     variance = noise.variance * factor**2
+    if y.numel() == 0:
+        return Statistic("flips", 0.0, 1.0)
     p = (
         crossing(high - m, variance, noise.jump_variance, noise.jump)
         + crossing(m - low, variance, noise.jump_variance, noise.jump)
