@@ -60,8 +60,8 @@ def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
 
 def crossing(distance: Tensor, variance: Tensor, jump_variance: Tensor | None, jump: Tensor | None) -> Tensor:
     """Upper estimate of P(error > distance) for distance >= 0, which may be infinite: a normal tail for the
-    smooth part plus, where there are jumps, the smaller of Chebyshev's bound for them alone and Bernstein's for
-    both together."""
+    smooth part plus, where there are jumps, the smaller of Chebyshev's bound for them alone and Bernstein's
+    for both together."""
     deviation = torch.sqrt(variance)
     tail = 0.5 * torch.erfc(distance / (deviation * math.sqrt(2)).clamp(min=1e-300))
     tail = torch.where((variance == 0) & (distance > 0), torch.zeros_like(tail), tail)

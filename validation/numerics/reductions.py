@@ -60,8 +60,8 @@ class Reduction:
 
 
 def _partial_sums(n: int, links: int, size: float) -> tuple[float, float]:
-    """A chain of ``links`` parts of ``size`` terms each, of ``n`` terms in all: factors of Q and of S**2 - Q in
-    the sum of its squared partial sums. The first part alone is no addition."""
+    """A chain of ``links`` parts of ``size`` terms each, of ``n`` terms in all: factors of Q and of S**2 - Q
+    in the sum of its squared partial sums. The first part alone is no addition."""
     first, second = links * (links + 1) / 2 - 1, links * (links + 1) * (2 * links + 1) / 6 - 1
     return size * first / n, (size * size * second - size * first) / (n * (n - 1))
 
