@@ -34,7 +34,10 @@ PLANTED = {
         ("validation/contracts/__init__.py", "from ..report import schema"),
         ("validation/report/terminal.py", "from validation import run"),
         ("validation/report/terminal.py", "from validation.judge import judge"),
-        ("validation/report/terminal.py", "if TYPE_CHECKING:\n    from validation.worker import Worker"),
+        (
+            "validation/report/terminal.py",
+            "if TYPE_CHECKING:\n    from validation.execution.pool import Pool",
+        ),
         ("validation/faults/plant.py", "from validation.run import run"),
         ("validation/judge.py", "from validation.commands import kernels"),
         ("validation/__init__.py", "from validation.contracts import contract_named"),
@@ -53,7 +56,7 @@ PLANTED = {
         ("golden/make.py", "def same(a, b, atol): ..."),
     ],
     "pickle": [
-        ("validation/worker.py", "import pickle"),
+        ("validation/execution/worker.py", "import pickle"),
         ("tests/test_worker.py", "from pickle import loads"),
         ("kernels_under_test/mine.py", "def f():\n    import cloudpickle"),
     ],

@@ -22,19 +22,19 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from validation import ledger as known_failures
-from validation.environment import collect, configuration_hash
 from validation.errors import UserError
-from validation.journal import Header, Journal, reopen
-from validation.plan import Plan, Settings, Task
-from validation.pool import run_isolated
-from validation.process import device_variables
-from validation.progress import Progress
+from validation.execution import ledger as known_failures
+from validation.execution.environment import collect, configuration_hash
+from validation.execution.journal import Header, Journal, reopen
+from validation.execution.plan import Plan, Settings, Task
+from validation.execution.pool import run_isolated
+from validation.execution.process import device_variables
+from validation.execution.progress import Progress
+from validation.execution.verdict import judge_controls, verdict
 from validation.report.document import reason, save, to_json
 from validation.report.junit import to_junit
 from validation.report.schema import CaseResult, Document
 from validation.report.terminal import as_text
-from validation.verdict import judge_controls, verdict
 
 REPORTS = Path("reports")
 

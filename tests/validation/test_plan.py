@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from validation.contracts.contract import Case
-from validation.environment import configuration_hash
-from validation.plan import BUDGET, Settings, Task, share
-from validation.progress import Estimate
+from validation.execution.environment import configuration_hash
+from validation.execution.plan import BUDGET, Settings, Task, share
+from validation.execution.progress import Estimate
 from validation.run import replay_line
 
 

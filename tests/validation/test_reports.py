@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from validation.errors import UserError
+from validation.execution.verdict import verdict
 from validation.report.document import from_json, load, to_json
 from validation.report.junit import to_junit
 from validation.report.schema import SCHEMA, CaseResult, Document, Element, Finding, Score, ratio
 from validation.report.terminal import as_text, state
 from validation.report.words import duration, finding_words
-from validation.verdict import verdict
 
 text = st.sampled_from(["", "out", "two\nlines", "bell \x07", "<&\"'>", "é∞", "nan"]) | st.text(max_size=4)
 number = st.floats(allow_nan=True) | st.integers(-5, 5).map(float)
@@ -200,7 +200,7 @@ def test_the_verdict_follows_from_the_cases(cases: list[CaseResult], expected: s
 
 
 def test_a_crash_of_a_negative_control_is_no_flag() -> None:
-    from validation.verdict import judge_controls
+    from validation.execution.verdict import judge_controls
 
     crash = finding(1.0, 0.0, statistic="crash", output="")
     (control,) = judge_controls([result("fail", crash)])

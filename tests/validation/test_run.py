@@ -211,7 +211,8 @@ def test_list_names_operations_providers_and_tiers(tmp_path: Path) -> None:
 
 def test_without_a_terminal_progress_is_a_plain_line_now_and_then(tmp_path: Path) -> None:
     plugin(tmp_path, "time.sleep(0.4)")
-    code = "import toy_main, validation.progress as p, validation.cli as c; p.INTERVAL = 0.3; exit(c.main())"
+    code = "import toy_main, validation.cli as c; from validation.execution import progress as p; "
+    code += "p.INTERVAL = 0.3; exit(c.main())"
     words = [*command()[:1], "-c", code, *CPU, "--plugin", "mine.py", "--tier", "full"]
     done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=30)
     assert done.returncode == 0
@@ -230,7 +231,7 @@ def test_the_junit_of_a_failing_run(tmp_path: Path) -> None:
 
 
 def test_today_is_not_expired() -> None:
-    from validation import ledger as known
+    from validation.execution import ledger as known
 
     entry = known.Entry("p", "o", "https://x/1", datetime.date(2026, 5, 1))
     (record,) = known.apply([entry], [], datetime.date(2026, 5, 1))

@@ -13,7 +13,7 @@ from validation.commands.outcome import carry_out, check_outputs, common_argumen
 from validation.errors import UserError
 
 if TYPE_CHECKING:
-    from validation.plan import Settings
+    from validation.execution.plan import Settings
 
 TIERS = ("quick", "full")
 # What decides the numbers of a run, and is therefore taken from the run that is resumed.
@@ -47,7 +47,7 @@ def main(options: argparse.Namespace, command: str) -> int:
     if options.list:
         return _list(options)
     check_outputs(options)
-    from validation.plan import make_plan
+    from validation.execution.plan import make_plan
     from validation.report.terminal import show
 
     plan = make_plan(_resumed(options) if options.resume else _settings(options))
@@ -55,7 +55,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    from validation.plan import Settings
+    from validation.execution.plan import Settings
     from validation.run import choose_device
 
     return Settings(
@@ -74,7 +74,7 @@ def _resumed(options: argparse.Namespace) -> Settings:
     """The settings of the run that is resumed."""
     from dataclasses import replace
 
-    from validation.journal import reopen
+    from validation.execution.journal import reopen
     from validation.run import choose_device
 
     if given := [name for name in SELECTION if getattr(options, name) not in (None, [])]:

@@ -45,8 +45,8 @@ def selected(options: argparse.Namespace) -> tuple[list[str], str]:
 
 def record(command: str, ops: list[str], device: str, results: dict[str, Any]) -> dict[str, Any]:
     """A measurement record: command, environment, results."""
-    from validation.environment import collect
-    from validation.plan import Settings
+    from validation.execution.environment import collect
+    from validation.execution.plan import Settings
 
     environment = collect(Settings(ops=tuple(ops), device=device))
     return {

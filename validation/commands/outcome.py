@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from validation.plan import Plan
+    from validation.execution.plan import Plan
     from validation.report.schema import Document
 
 INTERRUPTED = 130
@@ -80,7 +80,8 @@ def carry_out(
     resume: Path | None = None,
 ) -> int:
     """Run the plan and report it; the exit status follows from the verdict."""
-    from validation import ledger, run
+    from validation import run
+    from validation.execution import ledger
 
     known = ledger.load(options.ledger)
     folder = resume or run.new_folder(options.report_dir or run.REPORTS, plan.settings)

@@ -14,7 +14,7 @@ from validation.errors import UserError
 
 if TYPE_CHECKING:
     from validation.contracts.contract import Case, Contract, Tier
-    from validation.plan import Plan
+    from validation.execution.plan import Plan
 
 TIERS: tuple[Tier, ...] = ("quick", "full")
 FORM = "PROVIDER/OP:name=value,...:REGIME:SEED"
@@ -39,7 +39,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 def _plan(options: argparse.Namespace) -> Plan:
     from validation import contracts, providers
     from validation.contracts.contract import Case
-    from validation.plan import Plan, Settings, Task
+    from validation.execution.plan import Plan, Settings, Task
     from validation.run import choose_device
 
     provider, line, device = parse(options.case)

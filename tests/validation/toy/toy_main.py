@@ -4,7 +4,8 @@ import sys
 
 import toy
 
-from validation import cli, plan
+from validation import cli
+from validation.execution import plan
 
 toy.install()
 plan.JUDGE = "toy_judge:judge_case"

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
-from validation.plan import Task
+from validation.execution.plan import Task
 from validation.report.schema import CaseResult
 from validation.report.words import duration
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import validation
+from validation.execution.worker import Setup
 from validation.report.plain import dump_line
 from validation.trace import dumped_place, last_words
-from validation.worker import Setup
 
 READ = 1 << 16
 SIGNALS = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGKILL": "often for lack of memory"}
@@ -56,7 +56,7 @@ class Worker:
         with log.open("ab") as stderr:
             self.log_start = log.stat().st_size
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "validation.worker"],
+                [sys.executable, "-P", "-m", "validation.execution.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

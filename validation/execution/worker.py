@@ -2,11 +2,11 @@
 
 What this catches: an exception of the provider's function (a finding), an exception of Lockstep itself (an
 error of the case), noise on stdout, an illegal access that spoils the CUDA context (the worker says that
-it must be replaced). A crash or a hang ends this process; the parent (``validation.pool``) sees that.
-What it cannot catch: a provider that writes to file descriptors it did not open.
+it must be replaced). A crash or a hang ends this process; the parent (``validation.execution.pool``) sees
+that. What it cannot catch: a provider that writes to file descriptors it did not open.
 
-Started with ``python -m validation.worker``. Requests: first ``Setup``, then one ``Request`` a line.
-Replies: ``Ready``, then one ``Reply`` a line.
+Started with ``python -m validation.execution.worker``. Requests: first ``Setup``, then one ``Request`` a
+line. Replies: ``Ready``, then one ``Reply`` a line.
 """
 
 from __future__ import annotations
@@ -222,4 +222,4 @@ def _cuda_spoiled(device: str) -> bool:
 
 if __name__ == "__main__":
     # Not this module's own main: classes of __main__ are not those that others import.
-    importlib.import_module("validation.worker").main()
+    importlib.import_module("validation.execution.worker").main()

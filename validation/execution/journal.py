@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from validation.errors import UserError
-from validation.plan import Settings, Task
+from validation.execution.plan import Settings, Task
 from validation.report.document import reason
 from validation.report.plain import MalformedError, dump_line, from_plain
 from validation.report.schema import CaseResult

@@ -17,11 +17,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from validation.plan import Settings
+from validation.execution.plan import Settings
 
 PACKAGES = ("torch", "triton", "numpy", "fla-core")
 DECIDES = ("ops", "providers", "tier", "device", "seed", "mode", "budget")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def collect(settings: Settings) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from validation.plan import Settings, Task
-from validation.process import Worker
+from validation.execution.plan import Settings, Task
+from validation.execution.process import Worker
+from validation.execution.worker import Ready, Reply, Request, Setup, failure
 from validation.providers import CONTROLS
 from validation.report.plain import from_plain
 from validation.report.schema import CaseResult
-from validation.worker import Ready, Reply, Request, Setup, failure
 
 CASE_TIMEOUT = {"cpu": 300.0, "cuda": 120.0}  # seconds; the interpreter is slow, a first launch compiles
 START_TIMEOUT = 180.0

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from validation.ledger import violated
+from validation.execution.ledger import violated
 from validation.report.schema import CaseResult, Verdict
 
 # Ways to end without an output; they do not show that the judge would have noticed a wrong one.
