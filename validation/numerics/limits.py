@@ -49,12 +49,12 @@ def bennett(variance: Tensor, jump: Tensor, x: float) -> Tensor:
         return limit
     v, j = variance[real], jump[real]
     rate = (v / (j * j)).clamp(min=1e-30)
-    target = x / rate - 1
-    # w ln w - w = target by Newton's method; the start is above the root of a convex function.
-    w = target.clamp(min=2.0) + math.e
+    target = x / rate
+    # h(u) = target by Newton's method. Bernstein's bound, the start, is above the root of the convex h.
+    u = torch.sqrt(2 * target) + target / 3
     for _ in range(_NEWTON_STEPS):
-        w = ((w + target) / torch.log(w)).clamp(min=1 + 1e-9)
-    limit[real] = (w - 1) * rate * j
+        u = ((u + target) / torch.log1p(u) - 1).clamp(min=1e-9)
+    limit[real] = u * rate * j
     return limit
 
 
