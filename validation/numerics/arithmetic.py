@@ -36,9 +36,8 @@ _SMEARED = 0.25
 
 
 def _bits_of(number: float) -> int:
-    """Significand bits of a constant as FP32 holds it."""
-    as_single = float(torch.tensor(number, dtype=torch.float32))
-    mantissa = abs(math.frexp(as_single)[0]) if as_single else 0.0
+    """Significand bits of a number of FP32."""
+    mantissa = abs(math.frexp(number)[0])
     for bits in range(1, FP32_BITS + 1):
         if (mantissa * 2**bits).is_integer():
             return bits
@@ -61,8 +60,11 @@ class Arithmetic:
         return Value(self, tensor.double(), bits=_BITS.get(tensor.dtype, FP32_BITS))
 
     def constant(self, number: float, like: Value) -> Value:
-        mean = torch.full((), number, dtype=torch.float64, device=like.mean.device)
-        return Value(self, mean, bits=_bits_of(number))
+        """A number in the code. A backend holds it in FP32, and is off by that everywhere and one way."""
+        single = float(torch.tensor(number, dtype=torch.float32))
+        held = single if self.rounds else number
+        mean = torch.full((), held, dtype=torch.float64, device=like.mean.device)
+        return Value(self, mean, bits=_bits_of(single))
 
     def _lift(self, other: Value | Tensor | float, like: Value) -> Value:
         if isinstance(other, Value):
