@@ -20,15 +20,8 @@ def plugin() -> str:
 def judged(tmp_path: Path, source: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "mine.py").write_text(source, encoding="utf-8")
     words = [sys.executable, "-m", "validation", "kernels", "--plugin", "mine.py", "--device", "cpu"]
-    return subprocess.run(
-        words, cwd=tmp_path, env=path_to_here(), capture_output=True, text=True, timeout=120
-    )
-
-
-def path_to_here() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120)
 
 
 def test_the_plugin_of_the_readme_has_fewer_than_25_lines() -> None:
