@@ -20,7 +20,7 @@ TILE = 8
 def planted(output: Output, observed: Tensor, before: Tensor) -> Iterator[Tensor]:
     """Faulty copies of ``observed``; ``before`` is the same view of the arguments before the run.
 
-    One element short by a sixteenth; a stale fragment of eight elements; for FP32 state, a
+    One element halved; a stale fragment of eight elements; for FP32 state, a
     drift of 1e-3. A copy that happens to equal the original is not yielded.
     """
     usable = torch.isfinite(observed) & (observed != 0)
@@ -38,7 +38,7 @@ def planted(output: Output, observed: Tensor, before: Tensor) -> Iterator[Tensor
 def _one_element(observed: Tensor, usable: Tensor) -> Tensor:
     flat = int(torch.where(usable, observed.abs(), torch.zeros_like(observed)).argmax())
     fault = observed.clone(memory_format=torch.contiguous_format)
-    fault.view(-1)[flat] *= 15 / 16
+    fault.view(-1)[flat] *= 0.5
     return fault
 
 
