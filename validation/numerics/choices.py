@@ -58,10 +58,13 @@ def top_k(scores: Value, k: int, share: float) -> AdmissibleSet:
     """Admissible sets of the k largest of the last axis.
 
     An element is certain if fewer than k others can reach it, admissible if fewer than k others must stay
-    above it. Exact ties are admissible either way: a rule for ties is a property of its own.
+    above it. Exact ties are admissible either way: a rule for ties is a property of its own. A score that is
+    no number may come out anywhere.
     """
     width = half_width(scores, share, scores.mean.numel())
-    low, high = scores.mean - width, scores.mean + width
+    unknown = torch.isnan(scores.mean)
+    low = torch.where(unknown, -torch.inf, scores.mean - width)
+    high = torch.where(unknown, torch.inf, scores.mean + width)
     # others whose upper end reaches this lower end; others whose lower end is above this upper end.
     reach = (high.unsqueeze(-2) >= low.unsqueeze(-1)).sum(-1) - 1
     above = (low.unsqueeze(-2) > high.unsqueeze(-1)).sum(-1)
