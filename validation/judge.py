@@ -193,7 +193,7 @@ def _repeat(
 def _closed(result: CaseResult, started: float) -> CaseResult:
     if result.findings:
         result.verdict = "fail"
-        result.findings.sort(key=lambda f: -(f.value / f.limit if f.limit > 0 else float("inf")))
+        result.findings.sort(key=lambda f: f.telling, reverse=True)
     result.seconds = time.perf_counter() - started
     return result
 
@@ -233,12 +233,16 @@ class _Reporter:
 
     def output(self, output: Output, statistics: list[Statistic], observed: Tensor, value: Value) -> None:
         for s in statistics:
-            self.result.scores.append(Score(output.name, s.name, s.value, s.limit))
+            excess, limit = s.surplus
+            self.result.scores.append(Score(output.name, s.name, excess, limit))
             if s.mean_square is not None:
                 self.result.mean_squares[output.name] = s.mean_square
             if s.failed:
-                where = "" if s.where is None else describe(s.where.cpu(), output.axes)
-                self.add(s.name, output.name, s.value, s.limit, where, s.detail)
+                where = ""
+                if s.where is not None:
+                    error = (observed.double() - value.mean).abs().expand(s.where.shape)
+                    where = describe(s.where.cpu(), output.axes, error.cpu())
+                self.add(s.name, output.name, excess, limit, where, s.detail)
                 if s.where is not None:
                     self.result.findings[-1].worst = worst_elements(
                         s.where, output.axes, observed, value.mean

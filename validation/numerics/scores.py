@@ -49,6 +49,13 @@ class Statistic:
     mean_square: float | None = None
     level: float = 0.0
     share: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def surplus(self) -> tuple[float, float]:
+        """Value and limit above what is expected: their quotient says how close the call was."""
+        value = self.value if math.isnan(self.value) else max(self.value - self.expected, 0.0)
+        return value, self.limit - self.expected
 
     @property
     def failed(self) -> bool:
@@ -194,7 +201,14 @@ def _flips(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, quest
     count = int(flipped.sum())
     detail = f"{count} of {y.numel()} elements off their predicted grid point, {expected:.3g} expected"
     return Statistic(
-        "flips", float(count), limit, detail, flipped if count > limit else None, level=x, share=share
+        "flips",
+        float(count),
+        limit,
+        detail,
+        flipped if count > limit else None,
+        level=x,
+        share=share,
+        expected=expected,
     )
 
 
@@ -289,9 +303,11 @@ def _mean_square(sums: _Sums, share: float) -> Statistic:
     degrees = n / (1 + (sums.moved - 1) * sums.noisy**2)
     limit = 1 + 2 * torch.sqrt(x / degrees) + 2 * x / degrees
     inflation = sums.question.inflation_of("mean_square") ** 2
-    return sums.worst(
+    found = sums.worst(
         "mean_square", sums.squares / n, inflation * limit, "times the predicted square", x, share
     )
+    found.expected = 1.0
+    return found
 
 
 def _bias(sums: _Sums, share: float) -> Statistic:

@@ -20,7 +20,7 @@ def show(document: Document, console: Console, folder: str = "") -> None:
     for result in document.cases:
         _print(console, f"{result.provider}/{result.case}", "bold")
         listed: list[Element] = []
-        for finding in sorted(result.findings, key=lambda f: -f.ratio):
+        for finding in sorted(result.findings, key=lambda f: f.telling, reverse=True):
             _finding(console, finding, finding.worst == listed)
             listed = finding.worst or listed
         if result.scores:

@@ -15,6 +15,10 @@ Verdict = Literal["pass", "fail", "undecided", "error"]
 EXIT_STATUS: dict[str, int] = {"pass": 0, "fail": 1, "undecided": 2, "error": 3}
 
 
+# Statistics over many elements at once: they say that something is wrong, not where.
+SUMS = ("flips", "mean_square", "bias", "projection")
+
+
 @dataclass
 class Score:
     """One statistic of one output: ``value`` over ``limit`` above 1 is a finding. A limit of 0 means
@@ -61,6 +65,12 @@ class Finding:
     replay: str
     worst: list[Element] = field(default_factory=list)
     known: str = ""
+
+    @property
+    def telling(self) -> tuple[bool, float]:
+        """Order of findings, most telling last: those that name elements before sums over many, then by
+        size."""
+        return self.statistic not in SUMS, self.ratio
 
     @property
     def ratio(self) -> float:

@@ -83,7 +83,7 @@ def _show_worst(console: Console, pair: str, results: list[CaseResult]) -> None:
     _line(console, "")
     _line(console, f"{pair}: {verdict}", STYLE[verdict])
     if new:
-        worst = max(new, key=lambda f: f.ratio)
+        worst = max(new, key=lambda f: f.telling)
         _line(console, f"  {finding_words(worst)}")
         _line(console, f"  {worst.replay}", "bold")
         if len(new) > 1:

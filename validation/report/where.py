@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_RUNS = 4  # an index set of more separate ranges than this is counted, not listed
+NEARLY = 0.97  # from this share on, what is right is not worth naming (unless it is a rectangle)
 SLIGHT = 3  # an axis is said to hold scattered elements when each of its named indices has this many
 
 
@@ -37,6 +38,8 @@ def describe(mask: Tensor, axes: Sequence[str], severity: Tensor | None = None) 
         box *= len(indices)
     if box == count:
         return _rectangle(held, mask.shape, axes)
+    if count >= NEARLY * total:
+        return f"nearly everywhere ({count:,} of {total:,} elements)"
     return _scattered(mask, held, axes, count, severity)
 
 
