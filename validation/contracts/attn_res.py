@@ -53,7 +53,7 @@ REGIMES = (
 def build(case: Case) -> AttnResArguments:
     """Draw the arguments of a case on the CPU. Blocks that must not be read hold large finite values."""
     g = generator(case)
-    rows, width, read = case["rows"], case["width"], case["blocks"]
+    rows, width, read, merge = case["rows"], case["width"], case["blocks"], MERGES[case["merge"]]
     scale = 2e-3 if case.regime == "small" else 1.0
     growth = torch.linspace(0.5, 2.0, BLOCKS).view(1, BLOCKS, 1)
     blocks = normal(g, rows, BLOCKS, width) * growth * scale
@@ -68,21 +68,20 @@ def build(case: Case) -> AttnResArguments:
     if case.regime == "cancelling":
         score_proj = score_proj * 0.01
         prefix = -blocks[:, :read].sum(1) if read else prefix
-        delta = normal(g, rows, width) * 0.01
+        delta = normal(g, rows, width) * 0.01 + (prefix if merge == "replace" else 0)
     if case.regime == "identical":
-        blocks[:] = (
-            prefix[:, None].bfloat16() + delta[:, None].bfloat16() if case["merge"] == 0 else delta[:, None]
-        )
+        added = prefix.bfloat16() + delta.bfloat16()
+        blocks[:] = {"add": added, "replace": delta, "keep": prefix}[merge][:, None]
     blocks[:, read:] = 40 * normal(g, rows, BLOCKS - read, width)
     if case.regime == "zero_row":
         for tensor in (prefix, delta, blocks):
             tensor[rows // 2] = 0
     if case.regime == "nan_row":
-        delta[rows // 2, width // 3] = float("nan")
+        (prefix if merge == "keep" else delta)[rows // 2, width // 3] = float("nan")
     # What this boundary does not use must not be read.
-    if case["merge"] == MERGES.index("replace"):
+    if merge == "replace":
         prefix[:] = float("nan")
-    if case["merge"] == MERGES.index("keep"):
+    if merge == "keep":
         delta[:] = float("nan")
     return AttnResArguments(
         prefix=prefix.bfloat16(),
@@ -95,7 +94,7 @@ def build(case: Case) -> AttnResArguments:
         out=torch.zeros(rows, width, dtype=torch.bfloat16),
         blocks_read=read,
         write_block=case["write"],
-        merge=MERGES[case["merge"]],  # type: ignore[arg-type]
+        merge=merge,  # type: ignore[arg-type]
         finish=FINISHES[case["finish"]],  # type: ignore[arg-type]
         write_aux=bool(case["aux"]),
     )
