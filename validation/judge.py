@@ -54,7 +54,7 @@ def judge_case(
         return _closed(result, started)
     for violation in arena.check():
         report.violation(violation)
-    observed = observe(contract, arena.arguments)
+    observed = observe(contract, arena.outcome())
     predicted = predict(contract, implementation.profile, device, mode, clean)
     statistics = {}
     for output in contract.outputs:
@@ -177,10 +177,11 @@ def _repeat(
     arena = Arena(contract, clean, device)
     if not _run(arena, implementation, report):
         return
+    outcome = arena.outcome()
     for output in contract.outputs:
         if output.name not in observed:
             continue
-        again = output.view(arena.arguments)
+        again = output.view(outcome)
         differs = (again != observed[output.name]) & ~(
             torch.isnan(again) & torch.isnan(observed[output.name])
         )

@@ -50,6 +50,13 @@ class Arena:
         tensors = {name: guard.tensor for name, guard in self.guards.items()}
         self.arguments = dataclasses.replace(arguments, **tensors)
         self._placed = dataclasses.replace(self.arguments)
+        self._given = arguments
+
+    def outcome(self) -> Any:
+        """The arguments as they were given, but for the memory that may change, as it is now: what to judge,
+        even if a field was replaced, resized or changed against its word."""
+        changed = {k: self.guards[k].current() for k, spec in self.specs.items() if spec.access != "read"}
+        return dataclasses.replace(self._given, **changed)
 
     def check(self) -> list[Violation]:
         """Every rule broken since the arena was made, in the order of the fields."""

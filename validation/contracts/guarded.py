@@ -140,9 +140,14 @@ class Guarded:
             elements = self.layout.elements(stretch, segment)
             elements.copy_(self._row(source, segment)) if fill is None else elements.fill_(fill)
         self.image = [self._stretch(segment).clone() for segment in self.segments]
-        whole = Segment(0, self.layout.total)
-        self.tensor = self.layout.elements(self.memory, whole).view(value.dtype)
+        self.dtype = value.dtype
+        self.tensor = self.current()
         self._home = _home(self.tensor)
+
+    def current(self) -> Tensor:
+        """A fresh view of the elements: right whatever was done to ``tensor`` itself."""
+        whole = Segment(0, self.layout.total)
+        return self.layout.elements(self.memory, whole).view(self.dtype)
 
     def holds(self, tensor: object) -> bool:
         """Whether ``tensor`` still is the tensor placed here, at the same address, shape and strides."""

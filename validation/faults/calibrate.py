@@ -81,7 +81,7 @@ def _variant(result: Spread, case: Case, kernel: Implementation, device: str, co
     label = f"{case.line()} ({kernel.provider}, {kernel.profile})"
     result.variants += 1
     result.alarms += [f"{label}: {v.message}" for v in arena.check()]
-    observed = observe(contract, arena.arguments)
+    observed = observe(contract, arena.outcome())
     predicted = predict(contract, kernel.profile, device, "profile", clean)
     for output in contract.outputs:
         if output.name not in predicted:
