@@ -137,8 +137,9 @@ def _prepare(setup: Setup) -> tuple[Callable[..., CaseResult], Callable[[str], A
     for path in setup.plugins:
         load_plugin(Path(path))
     load_provider(setup.provider)
-    if setup.device == "cpu" and (torch := sys.modules.get("torch")):
-        torch.set_num_threads(1)  # two workers share the machine with its users
+    if torch := sys.modules.get("torch"):
+        # On the CPU two workers share the machine with its users; on a GPU the CPU only draws the inputs.
+        torch.set_num_threads(1 if setup.device == "cpu" else 4)
     return judge, lambda op: implementation(op, setup.provider)
 
 
