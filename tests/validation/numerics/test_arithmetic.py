@@ -203,6 +203,15 @@ def test_exp_with_an_error_per_argument_is_noisier_far_from_zero() -> None:
     assert far == pytest.approx((0.25 + (1.5 + 40 * 1.173) ** 2) / 3)
 
 
+def test_a_saturated_sigmoid_has_no_noise_of_its_exponential() -> None:
+    """1 / (1 + exp(-30)): what is left are an addition and a division, at -30 the exponential's besides."""
+    ar = Noise(PROFILE)
+    x = torch.tensor([30.0, -30.0])
+    in_ulps = ar.sigmoid(ar.load(x)).variance / FP32.spacing(torch.sigmoid(x.double())) ** 2
+    assert float(in_ulps[0]) == pytest.approx(2 / 12)
+    assert float(in_ulps[1]) == pytest.approx(2 / 12 + (0.25 + 0.25) / 3)
+
+
 def test_a_profile_takes_tensor_cores_and_other_functions_on_a_gpu() -> None:
     profile = Profile("p", {}, functions="cpu", functions_on_cuda="fast")
     here, there = Noise(profile.on("cpu")), Noise(profile.on("cuda"))

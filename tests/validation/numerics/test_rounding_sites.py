@@ -163,6 +163,13 @@ def test_jumps_that_come_in_are_not_lost(place: float, jump: float) -> None:
         assert square > 0, "the jump does cross"
 
 
+def test_a_smeared_value_keeps_the_jumps_that_came_in() -> None:
+    ar, step = Noise(PROFILE), 2.0**-7
+    found = ar.round(noisy(ar, 1.3, step, rate=0.02, jump=3 * step), "bf16")
+    assert float(found.jump) == 3 * step
+    assert float(found.jump_variance) == pytest.approx(0.02 * 9 * step**2)
+
+
 def test_jumps_at_the_end_of_a_saturating_format_are_not_lost() -> None:
     ar = Noise(PROFILE)
     found = ar.round(noisy(ar, 440.0, 1e-3, rate=1e-3, jump=40.0), "e4m3")

@@ -116,12 +116,17 @@ def test_declared_sharing_costs_sensitivity_only_where_it_is_shared() -> None:
 
 def test_the_error_of_the_store_is_never_shared() -> None:
     """In BF16 with noise far below the spacing sharing changes nothing."""
-    sd = 1e-6 * SPACING
+    predicted = Value(AR, MEANS, (1e-6 * SPACING) ** 2)
     observed = (MEANS * (1 + 2.0**-11)).bfloat16()
-    for shared in ((), ("row", "column")):
-        question = Question(AXES, "bf16", SHARE, shared=shared)
-        found = {s.name: s for s in judge(observed, Value(AR, MEANS, sd**2), question)}
-        assert found["projection"].failed, shared
+    alone, shared = (
+        {s.name: s for s in judge(observed, predicted, Question(AXES, "bf16", SHARE, shared=shared))}
+        for shared in ((), ("row", "column"))
+    )
+    assert alone["projection"].failed
+    assert shared["projection"].failed
+    for name in ("mean_square", "bias", "projection"):
+        ratios = [s[name].value / s[name].limit for s in (alone, shared)]
+        assert ratios[0] == pytest.approx(ratios[1], rel=1e-6), name
 
 
 # -- inflation -------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ def test_selection_takes_each_part_from_the_chosen_side() -> None:
     found = AR.where(mask, a, b)
     assert torch.equal(found.mean, torch.where(mask, a.mean, b.mean))
     assert aligned(found, SHAPE)
+    few, many = Value(AR, a.mean, bits=8), Value(AR, b.mean, bits=16)
+    assert AR.where(mask, few, many).bits == AR.where(mask, many, few).bits == 16
 
 
 def test_selection_broadcasts_and_lets_no_unselected_nan_through() -> None:
