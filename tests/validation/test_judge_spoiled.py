@@ -69,6 +69,13 @@ def test_results_are_judged_by_the_slots_that_were_given() -> None:
     assert [(f.statistic, f.output) for f in result.findings] == [("input_changed", "slots")]
 
 
+def test_a_zero_of_the_wrong_sign_is_found_in_a_bit_exact_output() -> None:
+    line = "attn_res:rows=3,width=320,blocks=4,write=-1,merge=0,finish=0,aux=0:zero_row:5"
+    (finding,) = judged(line, lambda a: a.prefix[1, 7].fill_(-0.0)).findings
+    assert (finding.statistic, finding.output) == ("bits", "prefix")
+    assert finding.where == "row 1, column 7"
+
+
 def test_every_finding_replays_as_the_case_it_came_from() -> None:
     result = judged(PROJECTION, lambda a: a.out.mul_(2))
     assert len(result.findings) >= 2
