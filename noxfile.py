@@ -30,6 +30,12 @@ def kernels(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def lockstep(session: nox.Session) -> None:
+    """Any command of lockstep: nox -s lockstep -- replay CASE."""
+    run(session, "-m", "validation", *session.posargs)
+
+
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Test the suite itself. No test collected is a failure."""
     run(session, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", *session.posargs)

@@ -108,7 +108,9 @@ def test_a_changed_input_is_named() -> None:
 
 def test_a_write_beyond_the_end_is_named() -> None:
     def beyond(a: Any) -> None:
-        a.out.as_strided((1,), (1,), a.out.storage_offset() + a.out.numel()).fill_(1.0)
+        rows, columns = a.out.shape
+        end = a.out.storage_offset() + (rows - 1) * a.out.stride(0) + columns
+        a.out.as_strided((1,), (1,), end).fill_(1.0)
 
     finding = only(judged("projection", beyond), "red_zone")
     assert "out: 2 bytes after the tensor" in finding.message

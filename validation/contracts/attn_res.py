@@ -187,7 +187,9 @@ def touched(a: AttnResArguments) -> dict[str, Tensor]:
 def strides(a: AttnResArguments) -> dict[str, tuple[int, ...]]:
     """Rows with holes between them, as in a 64-row pool of which a step uses some."""
     width = a.prefix.shape[1]
-    return {"prefix": (width + 64, 1), "blocks": (BLOCKS * width + 128, width, 1)}
+    pitches = {"prefix": 64, "delta": 32, "aux": 96, "out": 160}
+    rows = {name: (width + pitch, 1) for name, pitch in pitches.items()}
+    return rows | {"blocks": (BLOCKS * width + 128, width, 1)}
 
 
 def _case(regime: str, seed: int, rows: int, width: int, blocks: int, **options: int) -> Case:

@@ -189,6 +189,10 @@ def strides(a: KdaArguments) -> dict[str, tuple[int, ...]]:
     page = a.heads * a.head_dim * a.head_dim
     spread = _WIDE_STRIDE if a.wide_slots else page + 256
     return {
+        "projected": (a.projected.shape[1] + 27, 1),
+        "f_b": (a.rank + 16, 1),
+        "out": (a.width + 64, 1),
+        "slots": (a.slots.shape[1] + (3 if a.slots.shape[1] > 1 else 0), 1),
         "conv_state": (columns * channels + 192, 1, channels),
         "state": (spread, a.head_dim * a.head_dim, a.head_dim, 1),
     }

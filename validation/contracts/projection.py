@@ -96,6 +96,12 @@ def cases(tier: Tier) -> tuple[Case, ...]:
     return tuple(found)
 
 
+def strides(a: ProjectionArguments) -> dict[str, tuple[int, ...]]:
+    """Rows with a pitch of their own each, so that a kernel that takes one for another is seen."""
+    pitches = {"x": 32, "weight": 64, "out": 48}
+    return {name: (getattr(a, name).shape[1] + pitch, 1) for name, pitch in pitches.items()}
+
+
 CONTRACT = Contract(
     name="projection",
     summary="packed input projection of KDA and MLA layers",
@@ -109,4 +115,5 @@ CONTRACT = Contract(
     cases=cases,
     touched=lambda a: {},
     profiles={"stock": STOCK, "specialized": SPECIALIZED},
+    strides=strides,
 )
