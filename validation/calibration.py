@@ -30,7 +30,7 @@ def inflation_for(op: str, output: str, device: str) -> dict[str, float]:
     record = files("golden").joinpath("calibration", f"{op}.json")
     if not record.is_file():
         return {}
-    by_device = parse(record.read_text(encoding="utf-8"), str(record))
+    by_device = parse(record.read_bytes().decode("utf-8", "replace"), str(record))
     return by_device.get(device, {}).get(output, {})
 
 

@@ -80,6 +80,10 @@ def carry_out(
     resume: Path | None = None,
 ) -> int:
     """Run the plan and report it; the exit status follows from the verdict."""
+    from validation.calibration import inflation_for
+
+    for op in {task.case.op for task in plan.tasks}:
+        inflation_for(op, "", plan.settings.device)  # a damaged record is said before the run, not in it
     from validation import run
     from validation.execution import ledger
 
