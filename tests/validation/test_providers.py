@@ -83,6 +83,8 @@ def test_the_same_definition_may_run_again() -> None:
         @implements("toy_add", provider="again")
         def function(a: object) -> None: ...
 
+        assert implementation("toy_add", "again").function is function
+
 
 def test_a_function_written_in_c_is_taken() -> None:
     implements("toy_add", provider="native")(iter)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from validation.execution.plan import BUDGET, share
 from validation.faults.catalogue import FAULTS, Fault
 from validation.judge import judge_case
 
-# The share one case of a run gets: see run.case_share.
-SHARE = 1e-7
+# What one case of a run gets, so that what is caught here is caught there.
+SHARE = share(BUDGET, 1)
 
 
 @dataclass
