@@ -1,0 +1,1 @@
+"""Engines: what turns requests into responses, behind one small interface (``evals.engines.api``)."""

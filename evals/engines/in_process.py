@@ -1,0 +1,250 @@
+"""An engine without a server: a transformers model whose decode step is eager or compiled by TorchInductor.
+
+Prefill is the same eager code in both backends, as it is stock in both arms of a serving engine; what differs is
+the decode step, built for a fixed number of rows and a fixed cache length. Rows are refilled as they end.
+
+Replicate r of a request begins at slot and position r instead of 0. Rotary positions count by their differences
+alone, so this is the same computation in exact arithmetic, with other roundings: the noise that a difference between
+backends has to be compared with.
+
+What this catches: a decode step that computes something else than the other backend's. What it cannot catch:
+faults of a serving engine (scheduling, paged caches, speculation): those need the engine itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evals.engines.api import Done, Request, Response
+from evals.engines.hashing import hash_ids
+from validation.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BACKENDS = ("eager", "inductor")
+SHIFTS = 16
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the model runs. ``rows`` decode together; ``lengths`` are the cache lengths the step is built for."""
+
+    backend: str = "eager"
+    dtype: str = "bfloat16"
+    device: str = "cpu"
+    rows: int = 32
+    lengths: tuple[int, ...] = (256, 512)
+    threads: int = 0  # 0: as torch chooses
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A request with its prompt's token ids and the slots it needs."""
+
+    request: Request
+    prompt: tuple[int, ...]
+
+    @property
+    def shift(self) -> int:
+        return self.request.replicate % SHIFTS
+
+    @property
+    def slots(self) -> int:
+        """Slots of the prompt and the longest reply, wherever the row begins."""
+        reply = len(self.request.forced) or self.request.sampling.max_tokens
+        return SHIFTS - 1 + len(self.prompt) + reply
+
+
+class InProcessEngine:
+    """One backend of one model folder (see ``evals.engines.api.Engine``)."""
+
+    def __init__(self, folder: Path, options: Options = Options()) -> None:
+        if options.backend not in BACKENDS:
+            raise UserError(f"backend '{options.backend}' is unknown; choose one of {', '.join(BACKENDS)}")
+        self.folder, self.options = folder, options
+        self.tokenizer, self.model = load(folder, options)
+        self.step = decode_step(self.model, options.backend)
+        self._caches: dict[int, Any] = {}
+        ends = self.model.generation_config.eos_token_id
+        self.ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
+
+    def facts(self) -> dict[str, Any]:
+        """What the comparability guard compares."""
+        from evals.engines.identity import in_process_facts
+
+        return in_process_facts(self.folder, self.options, self.model, self.tokenizer)
+
+    def tokenize(self, request: Request) -> list[int]:
+        """Token ids of the prompt; the model's template is applied to messages only."""
+        if request.prompt_ids:
+            return list(request.prompt_ids)
+        if request.messages:
+            chat = [dict(message) for message in request.messages]
+            text = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return list(self.tokenizer(request.prompt).input_ids)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def run(self, requests: Sequence[Request], done: Done) -> None:
+        """All requests, those of one cache length together, each group in the order given."""
+        import torch
+
+        groups: dict[int, deque[Waiting]] = {length: deque() for length in sorted(self.options.lengths)}
+        for request in requests:
+            waiting = Waiting(request, tuple(self.tokenize(request)))
+            length = next((size for size in groups if size >= waiting.slots), None)
+            if length is None:
+                done(request, too_long(waiting, max(groups)))
+            else:
+                groups[length].append(waiting)
+        for length, queue in groups.items():
+            if queue:
+                with torch.inference_mode():
+                    Decoder(self, self.cache(length), queue, done).run()
+
+    def cache(self, length: int) -> Any:
+        """The cache of one length, made once: a compiled step is built for its shape."""
+        from evals.engines.row_cache import RowCache
+
+        if length not in self._caches:
+            like = self.model.dtype, self.model.device
+            self._caches[length] = RowCache(self.model.config, self.options.rows, length, *like)
+        return self._caches[length]
+
+    def close(self) -> None:
+        self._caches.clear()
+
+
+class Decoder:
+    """Works through one queue: refill rows that are free, one step for all, repeat."""
+
+    def __init__(self, engine: InProcessEngine, cache: Any, queue: deque[Waiting], done: Done) -> None:
+        import torch
+
+        from evals.engines.rows import Row
+
+        self.engine, self.cache, self.queue, self.done = engine, cache, queue, done
+        self.rows: list[Row | None] = [None] * engine.options.rows
+        self.first = torch.zeros(engine.options.rows, dtype=torch.long)
+        self.prefilled: tuple[Any, Any, Any] = (None, None, None)
+
+    def run(self) -> None:
+        while True:
+            self.refill()
+            if not any(self.rows):
+                return
+            self.take(self.decode())
+
+    def refill(self) -> None:
+        """Prefill waiting requests into free rows; a reply of one token leaves its row free at once."""
+        from evals.engines.rows import Row
+
+        for i in range(len(self.rows)):
+            while self.rows[i] is None and self.queue:
+                waiting = self.queue.popleft()
+                began = time.monotonic()
+                layers, logits = self.prefill(waiting.prompt, waiting.shift)
+                self.cache.fill(i, waiting.shift, layers)
+                self.first[i] = waiting.shift
+                self.rows[i] = Row(waiting.request, waiting.prompt, waiting.shift, began)
+                self.advance(i, logits)
+
+    def prefill(self, prompt: tuple[int, ...], shift: int) -> tuple[Any, Tensor]:
+        """Keys, values and last logits of one prompt; the repeats of a question come one after another."""
+        import torch
+        from transformers import DynamicCache
+
+        if self.prefilled[0] != (prompt, shift):
+            model = self.engine.model
+            ids = torch.tensor([prompt], device=model.device)
+            where = torch.arange(shift, shift + len(prompt), device=model.device)[None]
+            cache = DynamicCache(config=model.config)
+            out = model(ids, position_ids=where, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            self.prefilled = (prompt, shift), cache.layers, out.logits[0, -1].float().cpu()
+        return self.prefilled[1], self.prefilled[2]
+
+    def decode(self) -> Tensor:
+        """One step: logits [rows, vocabulary] in FP32 on the CPU."""
+        import torch
+
+        from evals.engines.row_cache import visible
+
+        model = self.engine.model
+        tokens = torch.tensor([[row.last if row else 0] for row in self.rows], device=model.device)
+        slots = torch.tensor([row.slot if row else 0 for row in self.rows])
+        self.cache.slots.copy_(slots)
+        length = self.cache.layers[0].keys.shape[2]
+        mask = visible(self.first, slots, length, model.dtype).to(model.device)
+        return self.engine.step(tokens, slots[:, None].to(model.device), mask, self.cache).float().cpu()
+
+    def take(self, logits: Tensor) -> None:
+        for i, row in enumerate(self.rows):
+            if row:
+                row.slot += 1
+                self.advance(i, logits[i])
+
+    def advance(self, i: int, logits: Tensor) -> None:
+        """The next token of row ``i``; if it is the last, the response is handed over and the row is free."""
+        row = self.rows[i]
+        assert row
+        if row.advance(logits, self.engine.ends, self.engine.detokenize):
+            self.rows[i] = None
+            self.done(row.request, row.response)
+
+
+def too_long(waiting: Waiting, longest: int) -> Response:
+    """The failure of a request that fits no cache."""
+    request = waiting.request
+    note = f"prompt and reply need {waiting.slots} tokens, the longest cache has {longest}"
+    size, prompt = len(waiting.prompt), hash_ids(waiting.prompt)
+    return Response(
+        request.key, request.seed, failure="context", message=note, prompt_tokens=size, prompt_hash=prompt
+    )
+
+
+def load(folder: Path, options: Options) -> tuple[Any, Any]:
+    """Tokenizer and model. Raises UserError for a folder that holds no model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError('device cuda: no CUDA device here; set device = "cpu"')
+    if not (folder / "config.json").exists():
+        raise UserError(f"{folder} holds no model (no config.json); give the folder of a transformers model")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        # attn_implementation: on a CPU the plain products are three times faster than the masked fused kernel.
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, options.dtype), attn_implementation="eager"
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load the model in {folder}: {' '.join(str(error).split())[:200]}") from None
+    return tokenizer, model.eval().to(options.device)
+
+
+def decode_step(model: Any, backend: str) -> Any:
+    """One token a row: tokens [rows, 1], positions [rows, 1], additive mask -> logits [rows, vocabulary]."""
+
+    def step(tokens: Tensor, positions: Tensor, mask: Tensor, cache: Any) -> Tensor:
+        out = model(
+            tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+        )
+        return out.logits[:, -1]
+
+    if backend == "eager":
+        return step
+    import torch
+
+    return torch.compile(step, fullgraph=True, dynamic=False)
