@@ -40,6 +40,8 @@ COMMANDS = (
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),
     Command("calibrate", "run honest variants and measure their spread", "validation.commands.calibrate"),
+    Command("variance", "check the statistics, plan a comparison", "validation.commands.variance"),
+    Command("sensitivity", "plant faults in a model and count tokens until they are found", "evals.sensitivity.command"),
 )
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BACKENDS = ("eager", "inductor")
-SHIFTS = 16
+SHIFTS = 64
+PREFILLED = 16  # prompts whose keys and values are kept for their repeats
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,9 @@ class Waiting:
 
     @property
     def slots(self) -> int:
-        """Slots of the prompt and the longest reply, wherever the row begins."""
+        """Slots of the prompt and the longest reply."""
         reply = len(self.request.forced) or self.request.sampling.max_tokens
-        return SHIFTS - 1 + len(self.prompt) + reply
+        return self.shift + len(self.prompt) + reply
 
 
 class InProcessEngine:
@@ -129,19 +130,22 @@ class Decoder:
     def __init__(self, engine: InProcessEngine, cache: Any, queue: deque[Waiting], done: Done) -> None:
         import torch
 
-        from evals.engines.rows import Row
+        from evals.engines.rows import Ending, Row
 
         self.engine, self.cache, self.queue, self.done = engine, cache, queue, done
         self.rows: list[Row | None] = [None] * engine.options.rows
         self.first = torch.zeros(engine.options.rows, dtype=torch.long)
-        self.prefilled: tuple[Any, Any, Any] = (None, None, None)
+        self.prefilled: dict[Any, tuple[Any, Tensor]] = {}
+        self.ending = Ending(engine.ends, engine.detokenize)
 
     def run(self) -> None:
         while True:
             self.refill()
             if not any(self.rows):
                 return
-            self.take(self.decode())
+            logits = self.decode()
+            going = [i for i, row in enumerate(self.rows) if row]
+            self.advance(going, logits if len(going) == len(self.rows) else logits[going])
 
     def refill(self) -> None:
         """Prefill waiting requests into free rows; a reply of one token leaves its row free at once."""
@@ -154,25 +158,27 @@ class Decoder:
                 layers, logits = self.prefill(waiting.prompt, waiting.shift)
                 self.cache.fill(i, waiting.shift, layers)
                 self.first[i] = waiting.shift
-                self.rows[i] = Row(waiting.request, waiting.prompt, waiting.shift, began)
-                self.advance(i, logits)
+                self.rows[i] = Row(waiting.request, waiting.prompt, waiting.shift, began, self.ending)
+                self.advance([i], logits[None])
 
     def prefill(self, prompt: tuple[int, ...], shift: int) -> tuple[Any, Tensor]:
-        """Keys, values and last logits of one prompt; the repeats of a question come one after another."""
+        """Keys, values and last logits [vocabulary] of one prompt; repeats of a question share it."""
         import torch
         from transformers import DynamicCache
 
-        if self.prefilled[0] != (prompt, shift):
+        if (prompt, shift) not in self.prefilled:
             model = self.engine.model
             ids = torch.tensor([prompt], device=model.device)
             where = torch.arange(shift, shift + len(prompt), device=model.device)[None]
             cache = DynamicCache(config=model.config)
             out = model(ids, position_ids=where, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            self.prefilled = (prompt, shift), cache.layers, out.logits[0, -1].float().cpu()
-        return self.prefilled[1], self.prefilled[2]
+            while len(self.prefilled) >= PREFILLED:
+                del self.prefilled[next(iter(self.prefilled))]
+            self.prefilled[prompt, shift] = cache.layers, out.logits[0, -1]
+        return self.prefilled[prompt, shift]
 
     def decode(self) -> Tensor:
-        """One step: logits [rows, vocabulary] in FP32 on the CPU."""
+        """One step for all rows: logits [rows, vocabulary]."""
         import torch
 
         from evals.engines.row_cache import visible
@@ -183,21 +189,22 @@ class Decoder:
         self.cache.slots.copy_(slots)
         length = self.cache.layers[0].keys.shape[2]
         mask = visible(self.first, slots, length, model.dtype).to(model.device)
-        return self.engine.step(tokens, slots[:, None].to(model.device), mask, self.cache).float().cpu()
+        for row in filter(None, self.rows):
+            row.slot += 1
+        return self.engine.step(tokens, slots[:, None].to(model.device), mask, self.cache)
 
-    def take(self, logits: Tensor) -> None:
-        for i, row in enumerate(self.rows):
-            if row:
-                row.slot += 1
-                self.advance(i, logits[i])
+    def advance(self, going: list[int], logits: Tensor) -> None:
+        """The next token of the rows ``going``, logits [going, vocabulary]; a row that ends hands over its response
+        and is free."""
+        from evals.engines.sampling import look
 
-    def advance(self, i: int, logits: Tensor) -> None:
-        """The next token of row ``i``; if it is the last, the response is handed over and the row is free."""
-        row = self.rows[i]
-        assert row
-        if row.advance(logits, self.engine.ends, self.engine.detokenize):
-            self.rows[i] = None
-            self.done(row.request, row.response)
+        rows = [row for row in (self.rows[i] for i in going) if row]
+        seen = look(logits, [row.draw for row in rows], max(row.top for row in rows))
+        for k, (i, row) in enumerate(zip(going, rows, strict=True)):
+            if row.take(seen.token[k], seen.logprob[k], seen.top_ids[k], seen.top_logprobs[k]):
+                row.finish()
+                self.rows[i] = None
+                self.done(row.request, row.response)
 
 
 def too_long(waiting: Waiting, longest: int) -> Response:

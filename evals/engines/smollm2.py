@@ -9,7 +9,9 @@ What it cannot do: undo the quantisation; the model is what the package holds, a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -71,7 +73,10 @@ def _convert(weights: Path, folder: Path) -> None:
     try:
         where = {"pretrained_model_name_or_path": str(weights.parent), "gguf_file": weights.name}
         plain = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.bfloat16, quantization_config=plain)
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that cannot be turned off
+            model = AutoModelForCausalLM.from_pretrained(
+                **where, dtype=torch.bfloat16, quantization_config=plain
+            )
         model.save_pretrained(beside)
         AutoTokenizer.from_pretrained(**where).save_pretrained(beside)
         try:

@@ -73,8 +73,9 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 @contextmanager
-def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar with an estimate on stderr; yields the function that advances it."""
+def counted(what: str, total: int) -> Iterator[Callable[..., None]]:
+    """A progress bar with an estimate on stderr; yields the function that advances it, by one or by a
+    number."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -86,4 +87,4 @@ def counted(what: str, total: int) -> Iterator[Callable[[], None]]:
     )
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        yield lambda steps=1: bar.advance(task, steps)

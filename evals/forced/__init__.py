@@ -1,0 +1,1 @@
+"""Teacher-forced lockstep: both arms walk the same tokens through their decode path."""

@@ -1,0 +1,1 @@
+"""How small a fault the forced comparison notices, measured on a real model with faults planted in it."""
