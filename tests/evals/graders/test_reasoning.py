@@ -1,0 +1,54 @@
+"""Split between reasoning and answer, and replies that remember how they ended."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+
+from evals.engines.api import Response
+from evals.graders.outcome import OUTCOMES, Grade, from_row, grade
+from evals.graders.reasoning import answer_part
+from evals.graders.reply import Reply, finish_of
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("plain", "plain"),
+        (" plain", " plain"),
+        ("<think>a</think>b", "b"),
+        ("<think>a</think>\n\n b", "b"),
+        ("a</think>b", "b"),
+        ("a</think>b</think>c", "c"),
+        ("<think>a", None),
+        ("<think>a</think>b<think>c", None),
+        ("<think>a</think>", ""),
+        ("", ""),
+    ],
+)
+def test_answer_part(text: str, answer: str | None) -> None:
+    assert answer_part(text) == answer
+
+
+def test_reply_keeps_how_it_ended() -> None:
+    reply = Reply.of(Response("key", 1, text="x", finish="length"))
+    assert reply == "x"
+    assert finish_of(copy.deepcopy(reply)) == "length"
+    assert finish_of("x") == ""
+    failed = Reply.of(Response("key", 1, failure="timeout", message="60 s"))
+    assert (failed, failed.failure, failed.message) == ("", "timeout", "60 s")
+
+
+def test_unknown_failure_is_still_a_failure() -> None:
+    assert grade(Reply("", failure="earthquake"), lambda text: Grade(1.0, "right")).outcome == "malformed"
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_grade_survives_json(outcome: str) -> None:
+    score = math.nan if outcome not in ("right", "wrong", "unparsed") else 0.5
+    row = Grade(score, outcome, "7", "why").as_row()  # type: ignore[arg-type]
+    again = from_row(row)
+    assert again.as_row() == row
+    assert math.isnan(again.score) == math.isnan(score)
