@@ -56,12 +56,13 @@ class LockstepLM(LM):
         known: Mapping[str, Reply],
         seed: int = 0,
         advance: Callable[[Request, Response], None] = lambda *_: None,
+        begin: Callable[[int], None] = lambda _: None,
     ) -> None:
         super().__init__()
         self.engine, self.store, self.arm, self.sampling, self.seed = engine, store, arm, sampling, seed
         self.replies: dict[str, Reply] = dict(known)
         self.asked: list[Asked] = []
-        self.advance = advance
+        self.advance, self.begin = advance, begin
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Chat:
         """Keep the messages; the text is only for lm-eval's own records."""
@@ -84,6 +85,7 @@ class LockstepLM(LM):
             self.replies[request.key] = Reply.of(response)
             self.advance(request, response)
 
+        self.begin(len(open_ones))
         self.engine.run([item.request for item in open_ones], done)
         return [self.replies[item.request.key] for item in asked]
 
@@ -96,7 +98,8 @@ class LockstepLM(LM):
         repeats: dict[tuple[str, str], int] = {}
         asked = []
         for instance in requests:
-            task, question = str(instance.task_name), question_of(instance.doc)
+            name, question = str(instance.task_name), question_of(instance.doc)
+            task = name.removeprefix("mirrored_")
             repeat = repeats.get((task, question), 0)
             repeats[task, question] = repeat + 1
             key = f"{task}/{question}/{repeat}"
@@ -104,7 +107,7 @@ class LockstepLM(LM):
             request = Request(
                 key,
                 seed_of(task, question, repeat, self.seed),
-                sampling_of(options, self.sampling.get(task, {})),
+                sampling_of(options, self.sampling.get(name, {})),
                 **_prompt(prompt),
             )
             label = Label("", self.arm, task, question, text_hash(str(prompt).encode()), repeat)

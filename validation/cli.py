@@ -37,11 +37,13 @@ class Command:
 # A new subcommand is one line here and one module.
 COMMANDS = (
     Command("kernels", "judge the kernels of single operations", "validation.commands.kernels"),
+    Command("evals", "compare two backends end to end on walked tokens and tasks", "evals.command"),
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),
     Command("calibrate", "run honest variants and measure their spread", "validation.commands.calibrate"),
     Command("variance", "check the statistics, plan a comparison", "validation.commands.variance"),
     Command("sensitivity", "plant faults in a model and count tokens until they are found", "evals.sensitivity.command"),
+    Command("selfcheck", "compare an arm with itself many times and count false alarms", "evals.selfcheck.command"),
 )
 
 

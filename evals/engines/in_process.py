@@ -3,9 +3,8 @@
 Prefill is the same eager code in both backends, as it is stock in both arms of a serving engine; what differs is
 the decode step, built for a fixed number of rows and a fixed cache length. Rows are refilled as they end.
 
-Replicate r of a request begins at slot and position r instead of 0. Rotary positions count by their differences
-alone, so this is the same computation in exact arithmetic, with other roundings: the noise that a difference between
-backends has to be compared with.
+Replicates of a request begin at different slots and positions: the same computation in exact arithmetic, with other
+roundings (see ``evals.engines.prefill``). That is the noise a difference between backends has to be compared with.
 
 What this catches: a decode step that computes something else than the other backend's. What it cannot catch:
 faults of a serving engine (scheduling, paged caches, speculation): those need the engine itself.
@@ -22,14 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 from evals.engines.api import Done, Request, Response
 from evals.engines.hashing import hash_ids
+from evals.engines.prefill import SHIFTS, TOGETHER, Prefill, Waiting
 from validation.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["BACKENDS", "SHIFTS", "InProcessEngine", "Options"]
+
 BACKENDS = ("eager", "inductor")
-SHIFTS = 64
-PREFILLED = 16  # prompts whose keys and values are kept for their repeats
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,6 @@ class Options:
     threads: int = 0  # 0: as torch chooses
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A request with its prompt's token ids and the slots it needs."""
-
-    request: Request
-    prompt: tuple[int, ...]
-
-    @property
-    def shift(self) -> int:
-        return self.request.replicate % SHIFTS
-
-    @property
-    def slots(self) -> int:
-        """Slots of the prompt and the longest reply."""
-        reply = len(self.request.forced) or self.request.sampling.max_tokens
-        return self.shift + len(self.prompt) + reply
-
-
 class InProcessEngine:
     """One backend of one model folder (see ``evals.engines.api.Engine``)."""
 
@@ -71,6 +53,8 @@ class InProcessEngine:
         self.folder, self.options = folder, options
         self.tokenizer, self.model = load(folder, options)
         self.step = decode_step(self.model, options.backend)
+        # On a CPU one at a time: a reply is then the same bit for bit whoever shares the batch.
+        self.together = TOGETHER if options.device == "cuda" else 1
         self._caches: dict[int, Any] = {}
         ends = self.model.generation_config.eos_token_id
         self.ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
@@ -135,7 +119,7 @@ class Decoder:
         self.engine, self.cache, self.queue, self.done = engine, cache, queue, done
         self.rows: list[Row | None] = [None] * engine.options.rows
         self.first = torch.zeros(engine.options.rows, dtype=torch.long)
-        self.prefilled: dict[Any, tuple[Any, Tensor]] = {}
+        self.prefill = Prefill(engine.model, queue, engine.together)
         self.ending = Ending(engine.ends, engine.detokenize)
 
     def run(self) -> None:
@@ -151,31 +135,15 @@ class Decoder:
         """Prefill waiting requests into free rows; a reply of one token leaves its row free at once."""
         from evals.engines.rows import Row
 
-        for i in range(len(self.rows)):
-            while self.rows[i] is None and self.queue:
-                waiting = self.queue.popleft()
-                began = time.monotonic()
-                layers, logits = self.prefill(waiting.prompt, waiting.shift)
-                self.cache.fill(i, waiting.shift, layers)
+        while self.queue and (free := [i for i, row in enumerate(self.rows) if row is None]):
+            began = time.monotonic()
+            batch = self.prefill.batch(len(free))
+            going = free[: len(batch)]
+            logits = self.prefill.fill(self.cache, going, batch)
+            for i, waiting in zip(going, batch, strict=True):
                 self.first[i] = waiting.shift
                 self.rows[i] = Row(waiting.request, waiting.prompt, waiting.shift, began, self.ending)
-                self.advance([i], logits[None])
-
-    def prefill(self, prompt: tuple[int, ...], shift: int) -> tuple[Any, Tensor]:
-        """Keys, values and last logits [vocabulary] of one prompt; repeats of a question share it."""
-        import torch
-        from transformers import DynamicCache
-
-        if (prompt, shift) not in self.prefilled:
-            model = self.engine.model
-            ids = torch.tensor([prompt], device=model.device)
-            where = torch.arange(shift, shift + len(prompt), device=model.device)[None]
-            cache = DynamicCache(config=model.config)
-            out = model(ids, position_ids=where, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            while len(self.prefilled) >= PREFILLED:
-                del self.prefilled[next(iter(self.prefilled))]
-            self.prefilled[prompt, shift] = cache.layers, out.logits[0, -1]
-        return self.prefilled[prompt, shift]
+            self.advance(going, logits)
 
     def decode(self) -> Tensor:
         """One step for all rows: logits [rows, vocabulary]."""
@@ -186,12 +154,13 @@ class Decoder:
         model = self.engine.model
         tokens = torch.tensor([[row.last if row else 0] for row in self.rows], device=model.device)
         slots = torch.tensor([row.slot if row else 0 for row in self.rows])
+        slots = slots.to(model.device)
         self.cache.slots.copy_(slots)
         length = self.cache.layers[0].keys.shape[2]
-        mask = visible(self.first, slots, length, model.dtype).to(model.device)
+        mask = visible(self.first.to(model.device), slots, length, model.dtype)
         for row in filter(None, self.rows):
             row.slot += 1
-        return self.engine.step(tokens, slots[:, None].to(model.device), mask, self.cache)
+        return self.engine.step(tokens, slots[:, None], mask, self.cache)
 
     def advance(self, going: list[int], logits: Tensor) -> None:
         """The next token of the rows ``going``, logits [going, vocabulary]; a row that ends hands over its response

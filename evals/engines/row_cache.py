@@ -67,12 +67,22 @@ class RowCache(Cache):
         ]
         super().__init__(layers=layers)
 
-    def fill(self, row: int, start: int, layers: Sequence[Any]) -> None:
-        """Put the keys and values of a prompt (a cache's layers of one row) into ``row`` from slot ``start``."""
-        for mine, theirs in zip(self.layers, layers, strict=True):
-            end = start + theirs.keys.shape[2]
-            mine.keys[row, :, start:end] = theirs.keys[0]
-            mine.values[row, :, start:end] = theirs.values[0]
+    def fill(
+        self,
+        rows: Sequence[int],
+        starts: Sequence[int],
+        layers: Sequence[tuple[Tensor, Tensor]],
+        which: Tensor,
+    ) -> None:
+        """Put keys and values of prompts of one length, [prompts, heads, length, head_dim] for every layer, into
+        ``rows`` from the slots ``starts``; row i takes prompt ``which[i]``."""
+        device = self.slots.device
+        size = layers[0][0].shape[2]
+        at = torch.tensor(rows, device=device)[:, None]
+        slots = torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)
+        for mine, (keys, values) in zip(self.layers, layers, strict=True):
+            mine.keys[at, :, slots] = keys[which].transpose(1, 2)
+            mine.values[at, :, slots] = values[which].transpose(1, 2)
 
 
 def visible(first: Tensor, slots: Tensor, length: int, dtype: torch.dtype) -> Tensor:

@@ -1,5 +1,10 @@
 """From rows of the sample store to the arrays that the statistics take.
 
+All walks of one prompt make one sequence. The replicates of a prompt share the rounding noise of its prefill, and
+with it the keys and values that every walk of it reads: what one walk says about a difference between replicates,
+the next one repeats. Taken as sequences of their own, which the tests relabel independently, they would be counted
+as so many confirmations, and an arm would differ from itself far more often than the level says.
+
 What this catches: sequences that one arm lacks, or whose tokens are others than those that were to be forced; both
 are left out and counted. What it cannot catch: replicates that are copies of each other; the statistics say so.
 """
@@ -21,13 +26,25 @@ SKIPPED = 1  # the first token of a continuation: its log-probability comes from
 @dataclass
 class Gathered:
     """``chosen``: log-probabilities of the forced tokens; ``top``: of the most likely ones, weighted by their
-    probability. ``keys``: the sequences, in the order of both. ``lost``: why others are missing."""
+    probability. ``keys``: the walks in them; ``prompts``: those of each sequence, in the order of both arrays.
+    ``lost``: why others are missing. ``tokens`` that count."""
 
     chosen: Forced | None
     top: Forced | None
     keys: list[str] = field(default_factory=list)
+    prompts: list[list[str]] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     tokens: int = 0
+
+
+@dataclass
+class _Sequence:
+    """The walks of one prompt: per walk chosen [replicates of both arms, tokens], top [.., k], weights."""
+
+    keys: list[str] = field(default_factory=list)
+    chosen: list[np.ndarray] = field(default_factory=list)
+    top: list[np.ndarray] = field(default_factory=list)
+    weights: list[np.ndarray] = field(default_factory=list)
 
 
 def gather(
@@ -36,27 +53,51 @@ def gather(
     candidate: Iterable[Row],
     replicates: tuple[Sequence[int], Sequence[int]],
 ) -> Gathered:
-    """Sequences that both arms walked in all ``replicates``. ``wanted``: key -> tokens."""
+    """Walks that both arms walked in all ``replicates``, those of one prompt joined. ``wanted``: key -> tokens."""
     rows = [_by_key(reference), _by_key(candidate)]
     gathered = Gathered(None, None)
-    chosen, top = ([], []), ([], [], [])  # type: ignore[var-annotated]
+    sequences: dict[str, _Sequence] = defaultdict(_Sequence)
     for key, tokens in wanted.items():
         found = [[rows[arm][key].get(r) for r in replicates[arm]] for arm in (0, 1)]
         if reason := _unusable(found, tokens):
             gathered.lost[key] = reason
             continue
+        both: list[Row] = [*found[0], *found[1]]  # type: ignore[list-item]
         gathered.keys.append(key)
         gathered.tokens += len(tokens) - SKIPPED
-        for arm in (0, 1):
-            chosen[arm].append(np.stack([row.logprobs[SKIPPED:] for row in found[arm]]))  # type: ignore[union-attr]
-        values, weights = common_top(found[0] + found[1])  # type: ignore[arg-type, operator]
-        top[0].append(values[: len(found[0])])
-        top[1].append(values[len(found[0]) :])
-        top[2].append(weights)
-    if gathered.keys:
-        gathered.chosen = Forced(*chosen)
-        gathered.top = Forced(*top) if all(w.shape[1] for w in top[2]) else None
+        sequence = sequences[prompt_of(both[0])]
+        values, weights = common_top(both)
+        sequence.keys.append(key)
+        sequence.chosen.append(np.stack([row.logprobs[SKIPPED:] for row in both]))
+        sequence.top.append(values)
+        sequence.weights.append(weights)
+    gathered.prompts = [sequence.keys for sequence in sequences.values()]
+    if sequences:
+        _join(gathered, list(sequences.values()), len(replicates[0]))
     return gathered
+
+
+def prompt_of(row: Row) -> str:
+    """What makes walks depend on each other: the prompt's token ids, the question if the engine did not tell them."""
+    return row.prompt_hash or row.question or row.key
+
+
+def _join(gathered: Gathered, sequences: Sequence[_Sequence], count: int) -> None:
+    """Both arrays; the first ``count`` replicates are the reference's."""
+    chosen = [np.concatenate(each.chosen, axis=1) for each in sequences]
+    gathered.chosen = Forced([x[:count] for x in chosen], [x[count:] for x in chosen])
+    widest = max(part.shape[-1] for each in sequences for part in each.weights)
+    if not widest:
+        return
+    top = [np.concatenate([_padded(part, widest) for part in each.top], axis=1) for each in sequences]
+    weights = [np.concatenate([_padded(part, widest) for part in each.weights], axis=0) for each in sequences]
+    gathered.top = Forced([x[:count] for x in top], [x[count:] for x in top], weights)
+
+
+def _padded(x: np.ndarray, width: int, value: float = 0.0) -> np.ndarray:
+    """The last axis filled up to ``width``."""
+    pad = [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]
+    return np.pad(x, pad, constant_values=value)
 
 
 def _by_key(rows: Iterable[Row]) -> dict[str, dict[int, Row]]:
@@ -83,8 +124,11 @@ def common_top(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities [replicates, tokens, k] of the tokens that are among the most likely in every replicate,
     and their mean probability [tokens, k]; where a token is missing in one replicate its weight is 0.
     """
-    ids = np.stack([row.top_ids[SKIPPED:] for row in rows])
-    logprobs = np.stack([row.top_logprobs[SKIPPED:] for row in rows]).astype(float)
+    widest = max(
+        row.top_ids.shape[-1] for row in rows
+    )  # an engine may add the forced token to the most likely
+    ids = np.stack([_padded(row.top_ids[SKIPPED:], widest, -1) for row in rows])
+    logprobs = np.stack([_padded(row.top_logprobs[SKIPPED:], widest, np.nan) for row in rows]).astype(float)
     if not ids.size:
         return np.zeros((*ids.shape[:2], 0)), np.zeros((ids.shape[1], 0))
     first = ids[0]

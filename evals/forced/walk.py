@@ -40,9 +40,11 @@ class Walk:
         return f"{TASK}/{self.request.key}"
 
 
-def choose(requests: Sequence[Request], rows: Iterable[Row], tokens: int) -> list[Walk]:
+def choose(
+    requests: Sequence[Request], rows: Iterable[Row], tokens: int, longest: int = 1 << 30
+) -> list[Walk]:
     """Replies of the reference arm, the first repeat of every question before the second of any, until they hold
-    ``tokens`` tokens; the last one is cut. The same rows give the same walks."""
+    ``tokens`` tokens, each cut at ``longest`` tokens. The same rows give the same walks."""
     asked = {request.key: request for request in requests}
     usable = [row for row in rows if row.ok and row.key in asked and len(row.token_ids) >= SHORTEST]
     usable.sort(key=lambda row: (row.repeat, row.prompt_hash, row.key))
@@ -50,7 +52,7 @@ def choose(requests: Sequence[Request], rows: Iterable[Row], tokens: int) -> lis
     for row in usable:
         if left < SHORTEST:
             break
-        ids = tuple(int(i) for i in row.token_ids[:left])
+        ids = tuple(int(i) for i in row.token_ids[: min(left, longest)])
         walks.append(Walk(asked[row.key], row.task, row.question, row.repeat, ids))
         left -= len(ids)
     return walks

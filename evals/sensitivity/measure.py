@@ -1,8 +1,8 @@
 """False alarms of the forced comparison on an arm with itself, and the tokens after which planted faults are found.
 
 A run compares two replicates of each arm over the first N tokens by the crossed statistic over the most likely
-tokens, at a level of 1 %. Runs of the arm with itself take disjoint pairs of replicates; several share their tokens,
-none its roundings.
+tokens, at a level of 1 %. Every walk has a prompt of its own and counts as one sequence. Runs of the arm with itself
+take disjoint pairs of replicates; several share their tokens, none its roundings.
 
 What this catches: a comparison that raises more alarms than it says, or that has gone blunt. What it cannot say:
 how it does on other models; the command runs on those.
@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from evals.engines.in_process import InProcessEngine
 from evals.forced.walk import Walk
 from evals.sensitivity.planted import Planted
-from evals.sensitivity.walks import arrays, replicate, sample
+from evals.sensitivity.walks import arrays, replicate
 from evals.store.row import Row
 from validation.variance.forced import crossed
 from validation.variance.rates import upper_limit
 
 LEVEL = 0.01
 POWER = 0.80
-BLOCK = 16  # tokens that count as one exchangeable block: 100 tokens would else be two sequences, too few for 1 %
 CHECKPOINTS = (100, 300, 1000, 3000)
 ROUNDS = 1999
 Tick = Callable[[int], None]
@@ -41,6 +40,11 @@ class Size:
     @property
     def checkpoints(self) -> list[int]:
         return [n for n in CHECKPOINTS if n <= self.tokens]
+
+    @property
+    def replicates(self) -> int:
+        """Different ones that are needed: four a group, and two of every fault."""
+        return 4 * self.groups + 2
 
 
 @dataclass
@@ -66,17 +70,6 @@ class Rates:
     def limit(self, tokens: int) -> float:
         """Upper 95 % limit of the rate."""
         return upper_limit(self.alarms[tokens], self.runs)
-
-
-def walks_of(engine: InProcessEngine, size: Size, seed: int, tick: Tick) -> list[list[Walk]]:
-    """The sets of walks, sampled together, cut apart."""
-    walks = sample(engine, size.tokens * size.sets + 64 * size.sets, seed, tick)
-    sets: list[list[Walk]] = [[]]
-    for walk in walks:
-        if sum(len(each.tokens) - 1 for each in sets[-1]) >= size.tokens:
-            sets.append([])
-        sets[-1].append(walk)
-    return sets[: size.sets]
 
 
 def with_itself(
@@ -121,8 +114,9 @@ def with_fault(
 
 def _count(rates: Rates, a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]], seed: int) -> float:
     effect = math.nan
+    both = arrays(a, b)
     for tokens in rates.alarms:
-        test = crossed(arrays(a, b, tokens, BLOCK), level=LEVEL, rounds=ROUNDS, seed=seed)
+        test = crossed(both.first(tokens), level=LEVEL, rounds=ROUNDS, seed=seed)
         rates.alarms[tokens] += test.p_value <= LEVEL
         effect = test.effect
     return effect

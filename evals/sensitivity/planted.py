@@ -17,11 +17,13 @@ GROUP = 32  # weights that share a scale in common 4-bit formats
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault, and the number of tokens within which it should be found (0: nothing is promised)."""
+    """A fault, and the number of tokens within which it should be found (0: nothing is promised). ``layer``: the
+    one that it is in, None if it is in all."""
 
     name: str
     plant: Callable[[Any], contextlib.AbstractContextManager[None]]
     within: int = 0
+    layer: int | None = None
 
 
 @contextlib.contextmanager
@@ -68,7 +70,12 @@ def catalogue(layers: int) -> list[Planted]:
         return 3000 if layer == 0 else 0  # later layers: as far as the model's own rounding noise allows
 
     values = [
-        Planted(f"value cache x 1.01, layer {i}", partial(scaled, layer=i, name="v_proj", factor=1.01), promised(i))
+        Planted(
+            f"value cache x 1.01, layer {i}",
+            partial(scaled, layer=i, name="v_proj", factor=1.01),
+            promised(i),
+            i,
+        )
         for i in range(layers)
     ]
     return [Planted("weight noise of 4-bit size", weight_noise, 100), *values]

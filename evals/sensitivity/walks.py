@@ -1,4 +1,5 @@
-"""Walks for the measurement: replies of the model to everyday prompts, and their log-probabilities as arrays.
+"""Walks for the measurement: short replies of the model, each to a prompt of its own, and their log-probabilities
+as arrays.
 
 What this catches: nothing. What it cannot do: represent other text; the measured figures hold for these walks.
 """
@@ -6,40 +7,41 @@ What this catches: nothing. What it cannot do: represent other text; the measure
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 
 from evals.engines.api import Engine, Request, Response, Sampling
-from evals.engines.hashing import seed_of
+from evals.engines.hashing import hash_ids, seed_of
 from evals.forced.gather import SKIPPED, common_top
-from evals.forced.walk import Walk, forced
+from evals.forced.walk import SHORTEST, Walk, forced
 from evals.store.row import Label, Row, row_of
+from validation.errors import UserError
 from validation.variance.forced import Forced
 
-PROMPTS = (
-    "Describe a city at night.",
-    "Explain how rain forms.",
-    "Write a short story about a fox.",
-    "How do I boil an egg?",
-    "What is a prime number?",
-    "Tell me about the history of bread.",
-    "Why is the sky blue?",
-    "Give advice to a new teacher.",
-    "Describe how a bicycle works.",
-    "Write a letter to a friend about the sea.",
-    "What should I pack for a hike?",
-    "Explain what a database is.",
-)
-LONGEST = 64
+REPLY = 16  # tokens: 100 tokens are then seven prompts, enough sequences for a p-value below 1 %
+SPARE = 1.08  # prompts asked for each one wanted: some replies end early
 
 
+def prompts_for(tokens: int, sets: int) -> int:
+    """How many prompts ``sample`` needs."""
+    return int(SPARE * sets * (-(-tokens // (REPLY - SKIPPED)) + 1)) + 8
 
 
-def sample(engine: Engine, tokens: int, seed: int, tick: Callable[[int], None]) -> list[Walk]:
-    """Replies at temperature 1 until there are ``tokens`` of them, the same for the same seed and engine."""
-    sampling = Sampling(1.0, 0.95, LONGEST)
+def sample(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    tokens: int,
+    sets: int,
+    seed: int,
+    tick: Callable[[int], None],
+) -> list[list[Walk]]:
+    """Sets of replies at temperature 1, each set at least ``tokens`` tokens that count. The same for the same
+    prompts, seed and engine; no prompt is used twice."""
+    sampling = Sampling(1.0, 0.95, REPLY)
     asked = [
-        Request(f"walk/{i}/0", seed_of("walk", str(i), 0, seed), sampling, messages=_messages(i))
-        for i in range(2 * tokens // LONGEST + 8)
+        Request(f"walk/{hash_ids(ids)}/0", seed_of("walk", hash_ids(ids), 0, seed), sampling, prompt_ids=ids)
+        for ids in prompts
     ]
     replies: dict[str, Response] = {}
 
@@ -48,17 +50,22 @@ def sample(engine: Engine, tokens: int, seed: int, tick: Callable[[int], None]) 
         tick(len(response.token_ids))
 
     engine.run(asked, done)
-    walks, total = [], 0
+    made: list[list[Walk]] = [[]]
+    left = tokens
     for request in asked:
         ids = tuple(replies[request.key].token_ids)
-        if len(ids) > 8 and total < tokens:
-            walks.append(Walk(request, "walk", request.key, 0, ids))
-            total += len(ids) - SKIPPED
-    return walks
-
-
-def _messages(i: int) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": PROMPTS[i % len(PROMPTS)]},)
+        if len(ids) < SHORTEST:
+            continue
+        if left <= 0:
+            made.append([])
+            left = tokens
+        if len(made) > sets:
+            break
+        made[-1].append(Walk(request, "walk", request.key, 0, ids))
+        left -= len(ids) - SKIPPED
+    if len(made) < sets or (len(made) == sets and left > 0):
+        raise UserError("the model's replies end too early for so many tokens; lower --tokens or --sets")
+    return made[:sets]
 
 
 def replicate(engine: Engine, walks: Sequence[Walk], number: int, tick: Callable[[int], None]) -> list[Row]:
@@ -66,6 +73,8 @@ def replicate(engine: Engine, walks: Sequence[Walk], number: int, tick: Callable
     rows: dict[str, Row] = {}
 
     def done(request: Request, response: Response) -> None:
+        if not response.ok:
+            raise UserError(f"a walk failed ({response.failure}): {response.message}")
         rows[request.key] = row_of(Label("", "", "walk", request.key), request, response)
         tick(len(response.token_ids))
 
@@ -73,19 +82,30 @@ def replicate(engine: Engine, walks: Sequence[Walk], number: int, tick: Callable
     return [rows[walk.key] for walk in walks]
 
 
-def arrays(a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]], tokens: int, block: int) -> Forced:
-    """The most likely tokens of the first ``tokens`` tokens as ``Forced``, in blocks of ``block``. ``a`` and
-    ``b``: replicates of each arm, each a row per walk."""
-    left, parts = tokens, ([], [], [])  # type: ignore[var-annotated]
-    for rows in zip(*a, *b, strict=True):
-        if left <= 0:
-            break
-        values, weights = common_top(rows)
-        values, weights = values[:, :left], weights[:left]
-        left -= values.shape[1]
-        parts[0].append(values[: len(a)])
-        parts[1].append(values[len(a) :])
-        parts[2].append(weights)
-    return Forced(*parts).split(block)
+@dataclass(frozen=True)
+class Arrays:
+    """Log-probabilities of the most likely tokens, a walk at a time: ``values`` [replicates of both arms, tokens,
+    k] and ``weights`` [tokens, k]; the first ``reference`` replicates are the reference's."""
+
+    values: list[np.ndarray]
+    weights: list[np.ndarray]
+    reference: int
+
+    def first(self, tokens: int) -> Forced:
+        """The first ``tokens`` tokens. A walk is a sequence: each has a prompt of its own."""
+        a, b, weights = [], [], []
+        for value, weight in zip(self.values, self.weights, strict=True):
+            if tokens <= 0:
+                break
+            value, weight = value[:, :tokens], weight[:tokens]
+            tokens -= len(weight)
+            a.append(value[: self.reference])
+            b.append(value[self.reference :])
+            weights.append(weight)
+        return Forced(a, b, weights)
 
 
+def arrays(a: Sequence[Sequence[Row]], b: Sequence[Sequence[Row]]) -> Arrays:
+    """``a`` and ``b``: replicates of each arm, each a row per walk."""
+    found = [common_top(rows) for rows in zip(*a, *b, strict=True)]
+    return Arrays([values for values, _ in found], [weights for _, weights in found], len(a))

@@ -125,7 +125,8 @@ def conclude(
     except BrokenPipeError:
         silence_stdout()
     if interrupted:
-        hint = f"; go on with: lockstep kernels --resume {folder}" if options.name == "kernels" else ""
+        resumable = options.name in ("kernels", "evals")
+        hint = f"; go on with: lockstep {options.name} --resume {folder}" if resumable else ""
         print(f"lockstep: interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
     return EXIT_STATUS[document.verdict]

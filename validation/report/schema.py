@@ -102,7 +102,8 @@ class CaseResult:
 
 @dataclass
 class Document:
-    """One run. ``skipped``: provider -> reason. ``controls``: provider-level negative controls."""
+    """One run. ``skipped``: provider -> reason. ``controls``: provider-level negative controls. ``details``: what
+    only one layer has (tests with their intervals, facts of both arms, speed, signals), as plain data."""
 
     command: str
     verdict: Verdict
@@ -113,6 +114,7 @@ class Document:
     ledger: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
 
     @property

@@ -1,0 +1,1 @@
+"""The results document and the terminal report of a comparison."""

@@ -1,0 +1,119 @@
+"""The comparison in the terminal: verdicts first, then what each test says, signals, speed.
+
+What this catches: nothing; it shows what the document holds.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from validation.report.schema import Document
+from validation.report.terminal import STYLE, WIDTH
+from validation.report.words import count, duration
+
+VERDICT_STYLE = {"equivalent": "green", "different": "bold red", "undecided": "yellow", "error": "magenta"}
+SPEED = (
+    ("arm", "arm", ""),
+    ("task", "task", ""),
+    ("input_tokens", "in", ".0f"),
+    ("output_tokens", "out", ".0f"),
+    ("batch", "rows", "d"),
+    ("decode_median", "decode tok/s", ".1f"),
+    ("first_token_median", "first token s", ".2f"),
+    ("latency_median", "latency s", ".1f"),
+    ("output", "output tok/s", ".0f"),
+    ("speculation", "speculation", ""),
+    ("synthetic_acceptance", "synthetic", ""),
+)
+
+
+def as_text(document: Document) -> str:
+    """The report without colours, for report.txt."""
+    buffer = io.StringIO()
+    show(document, Console(file=buffer, width=WIDTH, color_system=None, highlight=False))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def show(document: Document, console: Console, folder: str = "") -> None:
+    """Print the whole report."""
+    details = document.details
+    _line(console, _arms(details))
+    console.print(_scores(details))
+    console.print(_tests(details))
+    console.print(_speed(details))
+    for line in [*details.get("declared_differences", []), *_controls(document)]:
+        _line(console, line)
+    for note in document.notes:
+        _line(console, f"note: {note}")
+    if folder:
+        _line(console, f"report: {folder}")
+    tail = f"{count(len(document.cases), 'test')}, in {duration(document.seconds)}"
+    _line(console, f"{document.verdict.upper()}: {tail}", STYLE[document.verdict])
+
+
+def _arms(details: dict[str, Any]) -> str:
+    return f"reference: {details.get('reference', '-')}    candidate: {details.get('candidate', '-')}"
+
+
+def _scores(details: dict[str, Any]) -> Table:
+    """One line a task and arm: score as this suite counts it and as others do, and what became of the replies."""
+    table = _table("task", "arm", "questions", "k", "score", "cut = 0", "unparsed", "cut", "failed", "tokens", "loops")
+    for row in details.get("scores", []):
+        shares = [f"{100 * row[name]:.1f} %" for name in ("unparsed", "truncated", "failed")]
+        points = [f"{100 * row[name]:.1f}" for name in ("score", "score_cut_0")]
+        table.add_row(
+            row["task"], row["arm"], str(row["questions"]), str(row["repeats"]), *points, *shares,
+            f"{row['length']:.0f}", f"{100 * row['loop']:.1f} %",
+        )  # fmt: skip
+    return table
+
+
+def _tests(details: dict[str, Any]) -> Table:
+    table = _table("comparison", "test", "effect", "interval", "p", "Holm", "would find", "verdict")
+    for row in details.get("tests", []):
+        low, high = row["low"], row["high"]
+        interval = f"[{_number(low)}, {_number(high)}]" if low is not None and high is not None else "-"
+        verdict = row["verdict"] if row["gating"] or row["verdict"] != "undecided" else "nothing found"
+        cells = [_number(row[name]) for name in ("effect",)], [_number(row[n]) for n in ("p_value", "adjusted_p", "mde")]
+        table.add_row(
+            row["comparison"], f"{row['name']} ({row['unit']})" if row["unit"] else row["name"], *cells[0], interval,
+            *cells[1], Text(verdict, VERDICT_STYLE.get(verdict, "")),
+        )  # fmt: skip
+    return table
+
+
+def _speed(details: dict[str, Any]) -> Table:
+    table = _table(*(title for _, title, _ in SPEED))
+    for row in details.get("speed", []):
+        cells = []
+        for name, _, form in SPEED:
+            value = row.get(name)
+            cells.append("-" if value is None else f"{value:{form}}" if form else str(value))
+        table.add_row(*cells)
+    return table
+
+
+def _controls(document: Document) -> list[str]:
+    flagged = sum(bool(each["flagged"]) for each in document.controls)
+    lines = [f"negative controls: {flagged} of {count(len(document.controls), 'planted difference')} noticed"]
+    return lines + [f"  missed: {c['op']}: {c['provider']}" for c in document.controls if not c["flagged"]]
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="left" if i < 2 or title == "verdict" else "right")
+    return table
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(Text(text, style), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Carrying out a comparison: engines opened, tasks asked, walks walked, everything stored."""
