@@ -25,19 +25,31 @@ SELECTION = ("arms", "tasks", "limit", "k", "data", "forced_tokens")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--arms", metavar="FILE", help="arms file, or the name of a ready one (default: offline)")
+    parser.add_argument(
+        "--arms", metavar="FILE", help="arms file, or the name of a ready one (default: offline)"
+    )
     parser.add_argument("--tasks", nargs="+", metavar="NAME", help="only these tasks of the arms file")
     parser.add_argument("--limit", type=int, metavar="N", help="questions of each task")
-    parser.add_argument("--k", type=int, metavar="K", help="replies to each question (default: as the arms file says)")
+    parser.add_argument(
+        "--k", type=int, metavar="K", help="replies to each question (default: as the arms file says)"
+    )
     parser.add_argument(
         "--data", metavar="DIR", help="'mirrored' (default offline), 'hub', or a folder of local files"
     )
-    parser.add_argument("--forced-tokens", type=int, metavar="N", help="tokens to walk; 0 leaves the walks out")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run: its report folder")
+    parser.add_argument(
+        "--forced-tokens", type=int, metavar="N", help="tokens to walk; 0 leaves the walks out"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with an interrupted run: its report folder"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results document here too")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML here too")
-    parser.add_argument("--report-dir", type=Path, metavar="DIR", help="folder of all reports (default: reports)")
-    parser.add_argument("--list", action="store_true", help="list the ready arms files and their tasks, and stop")
+    parser.add_argument(
+        "--report-dir", type=Path, metavar="DIR", help="folder of all reports (default: reports)"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the ready arms files and their tasks, and stop"
+    )
 
 
 def main(options: argparse.Namespace, command: str) -> int:
@@ -54,7 +66,9 @@ def main(options: argparse.Namespace, command: str) -> int:
     _quiet()
     chosen = _resumed(options) if options.resume else _selected(options)
     comparison = chosen.comparison()
-    folder = options.resume or run.new_folder(options.report_dir or run.REPORTS, comparison.configuration_hash[:8])
+    folder = options.resume or run.new_folder(
+        options.report_dir or run.REPORTS, comparison.configuration_hash[:8]
+    )
     selection.save(chosen, folder)
     progress = Progress()
     for line in estimate.lines(comparison, chosen, cache_folder()):
@@ -113,7 +127,9 @@ def _selected(options: argparse.Namespace) -> Selection:
 
     given = {name: getattr(options, name) for name in ("limit", "k") if getattr(options, name) is not None}
     data = options.data or "mirrored"
-    return Selection(options.arms or OFFLINE, tuple(options.tasks or ()), data=data, forced=options.forced_tokens, **given)
+    return Selection(
+        options.arms or OFFLINE, tuple(options.tasks or ()), data=data, forced=options.forced_tokens, **given
+    )
 
 
 def _resumed(options: argparse.Namespace) -> Selection:
@@ -147,4 +163,3 @@ def _quiet() -> None:
         import warnings
 
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-

@@ -64,7 +64,9 @@ class LockstepLM(LM):
         self.asked: list[Asked] = []
         self.advance, self.begin = advance, begin
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Chat:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> Chat:
         """Keep the messages; the text is only for lm-eval's own records."""
         chat = Chat("\n\n".join(message["content"] for message in chat_history))
         chat.messages = tuple(chat_history)
@@ -90,7 +92,9 @@ class LockstepLM(LM):
         return [self.replies[item.request.key] for item in asked]
 
     def loglikelihood(self, requests: list[Instance]) -> Any:
-        raise NotImplementedError("the tasks here are graded on replies; forced comparisons have their own path")
+        raise NotImplementedError(
+            "the tasks here are graded on replies; forced comparisons have their own path"
+        )
 
     loglikelihood_rolling = loglikelihood
 

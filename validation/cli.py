@@ -42,8 +42,14 @@ COMMANDS = (
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),
     Command("calibrate", "run honest variants and measure their spread", "validation.commands.calibrate"),
     Command("variance", "check the statistics, plan a comparison", "validation.commands.variance"),
-    Command("sensitivity", "plant faults in a model and count tokens until they are found", "evals.sensitivity.command"),
-    Command("selfcheck", "compare an arm with itself many times and count false alarms", "evals.selfcheck.command"),
+    Command(
+        "sensitivity",
+        "plant faults in a model and count tokens until they are found",
+        "evals.sensitivity.command",
+    ),
+    Command(
+        "selfcheck", "compare an arm with itself many times and count false alarms", "evals.selfcheck.command"
+    ),
 )
 
 

@@ -1,8 +1,8 @@
 """Which revision and which bytes of each public data set are meant.
 
-Revisions and SHA-256 were taken from public source files that pin the same data (three or more independent
-ones for each revision, two or more for each file, read in September to November 2026); they were not
-downloaded here. Where a download disagrees, the pin decides, and the message says so.
+Revisions and SHA-256 were copied from public source files that pin the same data. How many such files agreed was
+not kept, and nothing was downloaded to check them. Where a download disagrees, the pin decides, and the
+message says so.
 
 What this catches: a data set changed upstream (openai/mrcr was corrected in December 2025). What it cannot
 catch: a wrong pin; then every download fails and none is used.

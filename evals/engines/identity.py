@@ -56,4 +56,3 @@ def weights_hash(folder: Path) -> str:
         with path.open("rb") as data:
             total.update(path.name.encode() + hashlib.file_digest(data, "sha256").digest())
     return total.hexdigest()[:16]
-

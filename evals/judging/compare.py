@@ -93,18 +93,26 @@ def task_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
         return [(name, nothing("equivalence of scores", why), around(0, margin))]
     found: list[Planned] = [
         (name, tost(scores, margin, level), around(0, margin)),
-        *[(name, test(scores, margin, level=level), None) for test in (paired_difference, sign_flip, wilcoxon)],
+        *[
+            (name, test(scores, margin, level=level), None)
+            for test in (paired_difference, sign_flip, wilcoxon)
+        ],
         (name, bootstrap(scores, margin, level), None),
     ]
     if set(np.unique(scores.a[np.isfinite(scores.a)])) <= {0.0, 1.0}:
         found.append((name, mcnemar(scores, margin, level), None))
     if pair.repeats > 1:
-        found += [(name, test(scores, level=level), None) for test in (variance_ratio, brown_forsythe, run_mean_ratio)]
+        found += [
+            (name, test(scores, level=level), None)
+            for test in (variance_ratio, brown_forsythe, run_mean_ratio)
+        ]
     found += _length_tests(pair, level)
     for rate in RATES:
         one, two = (side.shares.get(rate, side.signals.get(rate)) for side in (a, b))
         if one is not None and two is not None and np.nansum(one) + np.nansum(two) > 0:
-            found.append((name, renamed(pair_swap(Paired(one, two), level=level), f"rate of {rate} replies"), None))
+            found.append(
+                (name, renamed(pair_swap(Paired(one, two), level=level), f"rate of {rate} replies"), None)
+            )
     if pair.repeats > 1:
         longest = max((len(t) for side in (a, b) for row in side.tokens for t in row), default=0)
         if longest:
@@ -142,7 +150,9 @@ def impossible(comparison: Comparison, pairs: Sequence[Pair], gathered: Gathered
                 found.append(Decision(pair.task, test, math.nan, "different", reason, False))
     if gathered and gathered.chosen:
         test = nonfinite(gathered.chosen, comparison.alpha)
-        bad = [sum(int((~np.isfinite(x)).sum()) for x in arm) for arm in (gathered.chosen.a, gathered.chosen.b)]
+        bad = [
+            sum(int((~np.isfinite(x)).sum()) for x in arm) for arm in (gathered.chosen.a, gathered.chosen.b)
+        ]
         if bad[1] and not bad[0]:
             reason = f"{bad[1]} log-probabilities are not finite in the candidate, none in the reference"
             found.append(Decision(FORCED, test, math.nan, "different", reason, False))

@@ -21,7 +21,9 @@ from validation.variance.data import Paired
 from validation.variance.difference import paired_difference
 from validation.variance.forced import Forced, crossed
 
-NATS = 0.3  # about a third of what noise of 4-bit size in all weights does to SmolLM2-135M (rms over the top 20)
+NATS = (
+    0.3  # about a third of what noise of 4-bit size in all weights does to SmolLM2-135M (rms over the top 20)
+)
 TIMES = 3.0  # of the minimum detectable effect
 
 
@@ -51,7 +53,9 @@ def noisy_walks(forced: Forced, bar: float, seed: int) -> Control:
     rng = np.random.default_rng(seed)
     spoiled = [np.asarray(each) + NATS * rng.standard_normal(np.shape(each)[1:])[None] for each in forced.b]
     test = crossed(Forced(forced.a, spoiled, forced.weights), level=bar)
-    return Control("forced", f"an error of {NATS} nats in every log-probability", test.p_value <= bar, test.note)
+    return Control(
+        "forced", f"an error of {NATS} nats in every log-probability", test.p_value <= bar, test.note
+    )
 
 
 def spoiled_scores(pair: Pair, bar: float, seed: int) -> Control:

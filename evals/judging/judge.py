@@ -44,7 +44,10 @@ def judge(
     of the reference's second run."""
     pairs = [_pair(comparison, task, grades, rows) for task in comparison.tasks]
     gathered = _gathered(comparison, rows, walks) if comparison.forced else None
-    partings = {task: _parting(comparison, each, rows, rerun) for task, each in zip(comparison.tasks, pairs, strict=True)}
+    partings = {
+        task: _parting(comparison, each, rows, rerun)
+        for task, each in zip(comparison.tasks, pairs, strict=True)
+    }
     decided = decisions(comparison, pairs, gathered, partings)
     planted = controls(pairs, gathered, comparison.alpha, len(decided), comparison.seed)
     details = {
@@ -88,7 +91,10 @@ def _parting(comparison: Comparison, each: Pair, rows: Sequence[Row], rerun: int
             (comparison.candidate.name, 0),
         )
     )
-    apart, itself = divergences(first.values(), candidate.values()), divergences(first.values(), again.values())
+    apart, itself = (
+        divergences(first.values(), candidate.values()),
+        divergences(first.values(), again.values()),
+    )
     tokens = walked_in_common(apart, first), walked_in_common(itself, first)
     return Parting(list(apart.values()), list(itself.values()), tokens)
 
@@ -104,7 +110,10 @@ def _parting_row(parting: Parting) -> dict[str, Any]:
             "median_margin": float(np.median(margins)) if margins else None,
         }
 
-    return {"candidate": of(parting.candidate, parting.tokens[0]), "itself": of(parting.itself, parting.tokens[1])}
+    return {
+        "candidate": of(parting.candidate, parting.tokens[0]),
+        "itself": of(parting.itself, parting.tokens[1]),
+    }
 
 
 def _forced_table(gathered: Gathered | None) -> dict[str, Any]:
@@ -115,7 +124,12 @@ def _forced_table(gathered: Gathered | None) -> dict[str, Any]:
 
 def _score_rows(comparison: Comparison, each: Pair) -> list[dict[str, Any]]:
     return [
-        {"task": each.task, "arm": arm.label or arm.name, "questions": len(each.questions), "repeats": each.repeats}
+        {
+            "task": each.task,
+            "arm": arm.label or arm.name,
+            "questions": len(each.questions),
+            "repeats": each.repeats,
+        }
         | _score_row(side)
         for arm, side in zip(comparison.arms, (each.reference, each.candidate), strict=True)
     ]

@@ -41,13 +41,22 @@ def document(
         verdict, reasons = "error", [f"confounded: {each}" for each in comparability.differences]
     missed = [each for each in planted if not each.noticed]
     if verdict == "pass" and (missed or not planted):
-        verdict, reasons = "undecided", [missed_words(each) for each in missed] or ["no difference was planted"]
+        verdict, reasons = (
+            "undecided",
+            [missed_words(each) for each in missed] or ["no difference was planted"],
+        )
     cases = [case(comparison, each, replay) for each in shown_within(decided)]
     controls = [
-        {"provider": each.planted, "op": each.comparison, "cases": 1, "flagged": each.noticed, "notes": [each.note]}
+        {
+            "provider": each.planted,
+            "op": each.comparison,
+            "cases": 1,
+            "flagged": each.noticed,
+            "notes": [each.note],
+        }
         for each in planted
     ]
-    notes = [*reasons, *comparability.caveats]
+    notes = [*reasons, *caveats(comparability)]
     plain = {
         "tests": [test_row(each) for each in decided],
         "arms": dict(facts),
@@ -55,6 +64,14 @@ def document(
         **details,
     }
     return Document(command, verdict, environment(comparison), cases, {}, controls, [], notes, details=plain)
+
+
+def caveats(comparability: Comparability) -> list[str]:
+    """What could not be known, the facts that neither arm tells in one line."""
+    silent = " is unknown in both arms"
+    names = [each.removesuffix(silent) for each in comparability.caveats if each.endswith(silent)]
+    others = [each for each in comparability.caveats if not each.endswith(silent)]
+    return others + ([f"not told by either arm: {', '.join(names)}"] if names else [])
 
 
 def missed_words(control: Control) -> str:
@@ -65,10 +82,19 @@ def missed_words(control: Control) -> str:
 
 def case(comparison: Comparison, decision: Decision, replay: str) -> CaseResult:
     """One decision. A test without a margin that found nothing passes: it had no equivalence to show."""
-    verdicts: dict[str, Verdict] = {"equivalent": "pass", "different": "fail", "error": "error", "confounded": "error"}
+    verdicts: dict[str, Verdict] = {
+        "equivalent": "pass",
+        "different": "fail",
+        "error": "error",
+        "confounded": "error",
+    }
     verdict = verdicts.get(decision.verdict, "undecided" if decision.gating else "pass")
     result = CaseResult(
-        decision.comparison, comparison.candidate.label or "candidate", decision.test.name, verdict, note=decision.reason
+        decision.comparison,
+        comparison.candidate.label or "candidate",
+        decision.test.name,
+        verdict,
+        note=decision.reason,
     )
     if verdict == "fail":
         test = decision.test

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from validation.report.schema import Document
-from validation.report.terminal import STYLE, WIDTH
+from validation.report.terminal import STYLE
 from validation.report.words import count, duration
 
+WIDE = 170  # report.txt: every test on one line
 VERDICT_STYLE = {"equivalent": "green", "different": "bold red", "undecided": "yellow", "error": "magenta"}
 SPEED = (
     ("arm", "arm", ""),
@@ -35,16 +36,18 @@ SPEED = (
 def as_text(document: Document) -> str:
     """The report without colours, for report.txt."""
     buffer = io.StringIO()
-    show(document, Console(file=buffer, width=WIDTH, color_system=None, highlight=False))
+    show(document, Console(file=buffer, width=WIDE, color_system=None, highlight=False), every=True)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def show(document: Document, console: Console, folder: str = "") -> None:
-    """Print the whole report."""
+def show(document: Document, console: Console, folder: str = "", every: bool = False) -> None:
+    """Print the report: tests that decide, or ``every`` one."""
     details = document.details
     _line(console, _arms(details))
     console.print(_scores(details))
-    console.print(_tests(details))
+    console.print(_tests(details, every))
+    if quiet := 0 if every else sum(not _decides(row) for row in details.get("tests", [])):
+        _line(console, f"{count(quiet, 'further test')} found nothing (report.txt lists them)")
     console.print(_speed(details))
     for line in [*details.get("declared_differences", []), *_controls(document)]:
         _line(console, line)
@@ -62,7 +65,9 @@ def _arms(details: dict[str, Any]) -> str:
 
 def _scores(details: dict[str, Any]) -> Table:
     """One line a task and arm: score as this suite counts it and as others do, and what became of the replies."""
-    table = _table("task", "arm", "questions", "k", "score", "cut = 0", "unparsed", "cut", "failed", "tokens", "loops")
+    table = _table(
+        "task", "arm", "questions", "k", "score", "cut = 0", "unparsed", "cut", "failed", "tokens", "loops"
+    )
     for row in details.get("scores", []):
         shares = [f"{100 * row[name]:.1f} %" for name in ("unparsed", "truncated", "failed")]
         points = [f"{100 * row[name]:.1f}" for name in ("score", "score_cut_0")]
@@ -73,17 +78,24 @@ def _scores(details: dict[str, Any]) -> Table:
     return table
 
 
-def _tests(details: dict[str, Any]) -> Table:
-    table = _table("comparison", "test", "effect", "interval", "p", "Holm", "would find", "verdict")
+def _decides(row: dict[str, Any]) -> bool:
+    """Whether the verdict rests on it: a margin to hold, or a difference found."""
+    return bool(row["gating"]) or row["verdict"] != "undecided"
+
+
+def _tests(details: dict[str, Any], every: bool) -> Table:
+    titles = ("comparison", "test", "effect", "interval", "verdict")
+    table = _table(*titles[:4], *(("unit", "p", "Holm", "would find") if every else ()), titles[4])
     for row in details.get("tests", []):
+        if not (every or _decides(row)):
+            continue
         low, high = row["low"], row["high"]
         interval = f"[{_number(low)}, {_number(high)}]" if low is not None and high is not None else "-"
-        verdict = row["verdict"] if row["gating"] or row["verdict"] != "undecided" else "nothing found"
-        cells = [_number(row[name]) for name in ("effect",)], [_number(row[n]) for n in ("p_value", "adjusted_p", "mde")]
-        table.add_row(
-            row["comparison"], f"{row['name']} ({row['unit']})" if row["unit"] else row["name"], *cells[0], interval,
-            *cells[1], Text(verdict, VERDICT_STYLE.get(verdict, "")),
-        )  # fmt: skip
+        verdict = row["verdict"] if _decides(row) else "nothing found"
+        cells = [row["comparison"], row["name"], _number(row["effect"]), interval]
+        if every:
+            cells += [row["unit"], *(_number(row[name]) for name in ("p_value", "adjusted_p", "mde"))]
+        table.add_row(*cells, Text(verdict, VERDICT_STYLE.get(verdict, "")))
     return table
 
 

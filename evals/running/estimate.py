@@ -39,10 +39,16 @@ def lines(comparison: Comparison, selection: Selection, cache: Path) -> list[str
         )
     if comparison.forced:
         walked = comparison.forced.tokens * comparison.forced.replicates
-        out.append(f"forced: {comparison.forced.tokens:,} tokens x {comparison.forced.replicates} replicates an arm")
+        out.append(
+            f"forced: {comparison.forced.tokens:,} tokens x {comparison.forced.replicates} replicates an arm"
+        )
         most += walked
     known = remembered(cache).get(key(comparison))
-    time = f"about {duration(2 * most * known)} as on earlier runs here" if known else "time is told as replies come"
+    time = (
+        f"about {duration(2 * most * known)} as on earlier runs here"
+        if known
+        else "time is told as replies come"
+    )
     return [*out, f"two arms: at most {2 * most:,} tokens; {time}"]
 
 

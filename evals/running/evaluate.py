@@ -72,7 +72,8 @@ class Side:
     def walk(self, walks: Sequence[Walk], replicates: Sequence[int]) -> None:
         """All replicates of all walks that the store does not have yet."""
         open_ones = sum(
-            len(self.store.remaining(self.arm.name, [forced(each, r) for each in walks], r)) for r in replicates
+            len(self.store.remaining(self.arm.name, [forced(each, r) for each in walks], r))
+            for r in replicates
         )
         self.progress.stage(f"{self.arm.name}: forced walks", open_ones)
         walk(self.engine, self.store, self.arm.name, walks, replicates, self.progress.advance)

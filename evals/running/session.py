@@ -58,7 +58,9 @@ def carry_out(comparison: Comparison, selection: Selection, folder: Path, progre
                     gone.later.append(engine.facts())
             except EngineLost as lost:
                 reason = " ".join(str(lost).split())
-                raise UserError(f"{arm.name}: {reason}; what came is stored, go on with --resume {folder}") from None
+                raise UserError(
+                    f"{arm.name}: {reason}; what came is stored, go on with --resume {folder}"
+                ) from None
             finally:
                 progress.close()
     gone.comparability = judged(comparison, gone, folder)
@@ -77,7 +79,9 @@ def _one(side: Side, number: int, gone: Gone, folder: Path) -> None:
         gone.answers.append(side.answer())
         side.rerun(gone.answers[0].asked)
         if forced:
-            rows = [row for row in kept(folder) if row.arm == name and row.kind == "free" and row.replicate == 0]
+            rows = [
+                row for row in kept(folder) if row.arm == name and row.kind == "free" and row.replicate == 0
+            ]
             gone.walks = choose(gone.answers[0].requests, rows, forced.tokens, forced.length)
             side.walk(gone.walks, replicates)
     else:
@@ -92,7 +96,9 @@ def judged(comparison: Comparison, gone: Gone, folder: Path) -> Comparability:
         return guard(comparison, gone.facts[0], gone.facts[1])
     rows = kept(folder)
     asked = [asked_of(free(rows, arm)) for arm in comparison.arms]
-    return guard(comparison, gone.facts[0], gone.facts[1], (asked[0], asked[1]), (gone.later[0], gone.later[1]))
+    return guard(
+        comparison, gone.facts[0], gone.facts[1], (asked[0], asked[1]), (gone.later[0], gone.later[1])
+    )
 
 
 def kept(folder: Path, warn: Callable[[str], None] = lambda _: None) -> list[Row]:

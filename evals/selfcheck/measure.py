@@ -45,7 +45,9 @@ def half(repeats: int, run: int, side: int) -> range:
     return range(start, start + repeats)
 
 
-def walks_of(asked: Sequence[Asked], rows: Sequence[Row], tokens: int, longest: int, repeats: int, runs: int) -> list[list[Walk]]:
+def walks_of(
+    asked: Sequence[Asked], rows: Sequence[Row], tokens: int, longest: int, repeats: int, runs: int
+) -> list[list[Walk]]:
     """Walks of every run, from the replies of its own reference half."""
     requests = [each.request for each in asked]
     return [

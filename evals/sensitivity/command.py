@@ -130,11 +130,7 @@ def show(rates: Rates, results: list[Rates], size: Size) -> bool:
     low = [clopper_pearson(rates.alarms[n], rates.runs)[0] for n in size.checkpoints]
     limit = max(rates.limit(n) for n in size.checkpoints)
     print(f"false alarms at a level of {LEVEL:.0%}: upper limit {limit:.1%} in {rates.runs} runs")
-    missed = [
-        each
-        for each in results
-        if each.within and not (each.found_within and each.found_within <= each.within)
-    ]
+    missed = [each for each in results if each.missed(size.tokens)]
     for each in missed:
         print(f"not found within {each.within:,} tokens: {each.name}")
     return max(low) <= LEVEL and not missed

@@ -67,6 +67,12 @@ class Rates:
             found = tokens
         return found
 
+    def missed(self, tokens: int) -> bool:
+        """A promise that a run of ``tokens`` tokens could show and did not."""
+        if not 0 < self.within <= tokens:
+            return False
+        return self.found_within is None or self.found_within > self.within
+
     def limit(self, tokens: int) -> float:
         """Upper 95 % limit of the rate."""
         return upper_limit(self.alarms[tokens], self.runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import json
 from collections import Counter
@@ -197,9 +198,24 @@ def test_bin_edges(tokens: int, expected: int | None) -> None:
         ("tiktoken is great!", 6),
         ("antidisestablishmentarianism", 6),
         ("2 + 2 = 4", 7),
+        ("Soft TAPIRS don't\r\n\tsleep \u8a69 \U0001f600\n\n", 9),
         ("", 0),
     ],
 )
-def test_token_counts_are_those_published_for_o200k_base(text: str, count: int) -> None:
-    """Counts from OpenAI's cookbook on counting tokens and tiktoken's own tests."""
+def test_token_counts_are_those_of_tiktoken(text: str, count: int) -> None:
+    """Counted with tiktoken 0.14.0, which is no dependency, on the table whose hash the next test checks."""
     assert bins.counter()(text) == count
+
+
+def test_token_table_is_the_published_one() -> None:
+    """The SHA-256 that tiktoken's source pins for o200k_base."""
+    import bpe_openai
+
+    path = Path(bpe_openai.__file__).parent / "data" / "o200k_base.tiktoken.gz"
+    sha = hashlib.sha256(gzip.decompress(path.read_bytes())).hexdigest()
+    assert sha == "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+
+
+def test_tokens_are_those_of_all_messages_and_the_answer() -> None:
+    messages = [{"content": "hello world"}, {"content": "2 + 2 = 4"}]
+    assert bins.tokens_of(messages, "hello world") == 2 + 7 + 2

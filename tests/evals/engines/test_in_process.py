@@ -32,7 +32,9 @@ def ask(engine: InProcessEngine, requests: list[Request]) -> dict[str, Response]
 
 def requests(**changes: object) -> list[Request]:
     sampling = Sampling(temperature=1.0, top_p=0.95, max_tokens=12)
-    made = [Request(f"t/{i}/0", seed=i, sampling=sampling, prompt=text, top=4) for i, text in enumerate(PROMPTS)]
+    made = [
+        Request(f"t/{i}/0", seed=i, sampling=sampling, prompt=text, top=4) for i, text in enumerate(PROMPTS)
+    ]
     return [replace(request, **changes) for request in made]
 
 
@@ -133,7 +135,9 @@ def test_a_request_that_does_not_fit_is_a_failure_of_its_own(engine: InProcessEn
 
 
 def test_the_compiled_backend_agrees_and_a_scaled_value_cache_does_not(tiny_model: Path) -> None:
-    eager, compiled = (InProcessEngine(tiny_model, options(backend=b, lengths=(64,))) for b in ("eager", "inductor"))
+    eager, compiled = (
+        InProcessEngine(tiny_model, options(backend=b, lengths=(96,))) for b in ("eager", "inductor")
+    )
     forced = [replace(r, forced=tuple(range(30, 50))) for r in requests()]
     wanted, found = ask(eager, forced), ask(compiled, forced)
     for key in wanted:

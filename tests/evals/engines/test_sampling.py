@@ -48,7 +48,9 @@ def test_nothing_outside_the_nucleus_is_drawn() -> None:
     assert found[2:].sum() == 0
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.1, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.96, None)])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.1, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.81, 3), (0.96, None)]
+)
 def test_the_smallest_set_that_holds_top_p(top_p: float, kept: int | None) -> None:
     assert nucleus(np.log([0.5, 0.3, 0.15]), top_p) == kept
 

@@ -12,6 +12,8 @@ from evals.graders.reply import Reply
 from tests.evals.graders.variants import aime_dollar, aime_first_answer_line
 
 GOLD = 73
+K3, K3_CLOSE = "<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
 CASES = [
     ("plain", r"So \boxed{73}", "right"),
     ("full stop inside", r"\boxed{73.}", "right"),
@@ -35,6 +37,8 @@ CASES = [
     ("after reasoning", "<think>\\boxed{12}</think>\n\\boxed{73}", "right"),
     ("lost opening tag", "perhaps \\boxed{12}</think>\\boxed{73}", "right"),
     ("two reasoning blocks", "<think>a</think>\\boxed{1}<think>b</think>\\boxed{73}", "right"),
+    ("after K3's reasoning", f"{K3}\\boxed{{12}}{K3_CLOSE}\\boxed{{73}}{K3_END}", "right"),
+    ("K3, lost opening mark", f"\\boxed{{12}}{K3_CLOSE}\\boxed{{73}}{K3_END}", "right"),
     ("unicode around", "答案是 \\boxed{73}。", "right"),
     ("other number", r"\boxed{74}", "wrong"),
     ("negative", r"\boxed{-73}", "wrong"),
@@ -44,6 +48,8 @@ CASES = [
     ("gold as part of a number", r"\boxed{173}", "wrong"),
     ("very long box", r"\boxed{" + "7" * 400 + "}", "wrong"),
     ("boxed only in the reasoning", "<think>\\boxed{73}</think>It is 73.", "unparsed"),
+    ("K3, right only in the reasoning", f"{K3}\\boxed{{73}}{K3_CLOSE}\\boxed{{12}}{K3_END}", "wrong"),
+    ("K3, reasoning without end", f"{K3}\\boxed{{73}}", "unparsed"),
     ("reasoning without end", "<think>\\boxed{73}", "unparsed"),
     ("no box", "The answer is 73.", "unparsed"),
     ("open box", r"\boxed{73", "unparsed"),

@@ -10,6 +10,8 @@ from evals.graders.gpqa import grade_gpqa
 from evals.graders.reply import Reply
 from tests.evals.graders.variants import gpqa_first, gpqa_first_character, gpqa_last_bracketed
 
+K3, K3_CLOSE = "<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
 CASES = [
     ("plain", "Answer: B", "right"),
     ("last line", "Because.\n\nAnswer: B", "right"),
@@ -32,11 +34,15 @@ CASES = [
     ("last of two", "Answer: A\nNo.\nAnswer: B", "right"),
     ("after reasoning", "<think>Answer: A</think>\n\nAnswer: B", "right"),
     ("lost opening tag", "Answer: A</think>Answer: B", "right"),
+    ("after K3's reasoning", f"{K3}Answer: A{K3_CLOSE}Answer: B{K3_END}", "right"),
+    ("K3, lost opening mark", f"Answer: A{K3_CLOSE}Answer: B{K3_END}", "right"),
     ("unicode", "所以 Answer: B。", "right"),
     ("other letter", "Answer: A", "wrong"),
     ("right only first", "Answer: B\nWait.\nAnswer: C", "wrong"),
     ("right only in the reasoning", "<think>Answer: B</think>Answer: C", "wrong"),
     ("only in the reasoning", "<think>Answer: B</think>It is copper.", "unparsed"),
+    ("K3, right only in the reasoning", f"{K3}Answer: B{K3_CLOSE}Answer: C{K3_END}", "wrong"),
+    ("K3, reasoning without end", f"{K3}Answer: B", "unparsed"),
     ("reasoning without end", "<think>Answer: B", "unparsed"),
     ("word", "Answer: Because it is hot", "unparsed"),
     ("placeholder", "Answer: $LETTER", "unparsed"),

@@ -29,11 +29,15 @@ from tests.evals.graders.variants import (
 PREFIX = "aYooSG8CQg"
 BODY = "Soft tapirs sleep by the sea."
 GOLD = PREFIX + BODY
+K3, K3_CLOSE = "<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
 CASES = [
     ("verbatim", GOLD, "right"),
     ("after reasoning", f"<think>which?</think>\n\n{GOLD}", "right"),
     ("lost opening tag", f"which?</think>{GOLD}", "right"),
     ("reasoning quotes the answer", f"<think>{PREFIX}x</think>{GOLD}", "right"),
+    ("after K3's reasoning", f"{K3}which?{K3_CLOSE}{GOLD}{K3_END}", "right"),
+    ("K3, lost opening mark", f"which?{K3_CLOSE}{GOLD}{K3_END}", "right"),
     ("other needle", PREFIX + "Old tapirs sing at dawn.", "wrong"),
     ("one letter more", GOLD + "!", "wrong"),
     ("prefix alone", PREFIX, "wrong"),
@@ -47,6 +51,8 @@ CASES = [
     ("prefix in quotes", f'"{GOLD}"', "unparsed"),
     ("prefix in lower case", PREFIX.lower() + BODY, "unparsed"),
     ("answer only in the reasoning", f"<think>{GOLD}</think>No.", "unparsed"),
+    ("K3, answer only in the reasoning", f"{K3}{GOLD}{K3_CLOSE}No.{K3_END}", "unparsed"),
+    ("K3, reasoning without end", f"{K3}{GOLD}", "unparsed"),
     ("reasoning without end", f"<think>{GOLD}", "unparsed"),
     ("empty", "", "unparsed"),
 ]

@@ -12,6 +12,9 @@ from evals.graders.outcome import OUTCOMES, Grade, from_row, grade
 from evals.graders.reasoning import answer_part
 from evals.graders.reply import Reply, finish_of
 
+K3 = "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>"
+K3_END = "<|close|>response<|sep|><|close|>message<|sep|>"
+
 
 @pytest.mark.parametrize(
     ("text", "answer"),
@@ -26,6 +29,22 @@ from evals.graders.reply import Reply, finish_of
         ("<think>a</think>b<think>c", None),
         ("<think>a</think>", ""),
         ("", ""),
+        ("<|open|>think<|sep|>a<|close|>think<|sep|>b", "b"),
+        ("a<|close|>think<|sep|>b", "b"),
+        ("<|open|> think <|sep|>a<|close|> think <|sep|>\nb", "b"),
+        ("a<|close|>think<|sep|>b<|close|>think<|sep|>c", "c"),
+        ("<|open|>think<|sep|>a", None),
+        ("<|open|>think<|sep|>a<|close|>think<|sep|>b<|open|>think<|sep|>c", None),
+        ("<think>a</think><|open|>think<|sep|>c", None),
+        ("a</think>b<|close|>think<|sep|>c", "c"),
+        ("a<|close|>think<|sep|>b</think>c", "c"),
+        (K3 + "b" + K3_END, "b"),
+        (K3 + " b\n" + K3_END, " b\n"),
+        (K3 + "b", "b"),
+        ("<|open|>response<|sep|>b<|close|>response<|sep|>", "b"),
+        (K3 + "b<|close|>message<|sep|>", "b"),
+        ("<think>a</think>b<|sep|>", "b<|sep|>"),
+        ("b<|open|>response<|sep|>c", "b<|open|>response<|sep|>c"),
     ],
 )
 def test_answer_part(text: str, answer: str | None) -> None:

@@ -23,6 +23,14 @@ from validation.errors import UserError
 lm_eval = pytest.importorskip("lm_eval")
 
 
+@pytest.fixture(autouse=True)
+def no_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """lm-eval lists the machine's packages and hardware with every result, for three seconds."""
+    import lm_eval.evaluator
+
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)
+
+
 def model(answer: Callable[[dict[str, Any], int], str]) -> Any:
     """An lm-eval model whose reply is ``answer(document, repeat)``; keeps what it was asked."""
     from lm_eval.api.model import LM
