@@ -75,7 +75,8 @@ def main(options: argparse.Namespace, command: str) -> int:
         progress.say(line)
     began = time.monotonic()
     try:
-        document = carry_out(command, chosen, folder, progress)
+        with run._terminable():
+            document = carry_out(command, chosen, folder, progress)
     except KeyboardInterrupt:
         print(f"lockstep: interrupted; go on with: lockstep evals --resume {folder}", file=sys.stderr)
         return 130
@@ -95,11 +96,9 @@ def carry_out(command: str, chosen: Selection, folder: Path, progress: object) -
     from evals.running.evaluate import RERUN
     from evals.running.session import carry_out as both
     from evals.running.session import kept
-    from validation.run import _terminable
 
     comparison = chosen.comparison()
-    with _terminable():
-        gone = both(comparison, chosen, folder, progress)  # type: ignore[arg-type]
+    gone = both(comparison, chosen, folder, progress)  # type: ignore[arg-type]
     facts = dict(zip(("reference", "candidate"), gone.facts, strict=False))
     replay = f"lockstep evals --resume {folder}"
     if gone.comparability.differences or len(gone.answers) < 2:
@@ -157,8 +156,12 @@ def _list() -> int:
 
 def _quiet() -> None:
     """No chatter from libraries, and no network that nobody asked for."""
-    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")):
-        os.environ.setdefault(name, value)
+    import logging
+
+    for name in ("TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        os.environ.setdefault(name, "false" if name.startswith("TOK") else "1")
+    for name in ("lm_eval", "transformers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     with contextlib.suppress(ImportError):
         import warnings
 

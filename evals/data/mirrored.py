@@ -6,13 +6,14 @@ catch: loss of ability on hard or long questions; a good score here says nothing
 
 A model this small answers in a given form only after it has seen that form, so every question brings a few
 solved ones before it (``Solved``), as turns through the same prompt functions. Everything is drawn from the
-seed by
-``random.Random``; the same seed and number give the same bytes (pinned by a test).
+seed by ``random.Random``; the same seed and number give the same bytes (pinned by a test).
 
-* AIME form: a sum of two small numbers of things; chance is about 5 %.
-* GPQA form: which of four options is a given thing; their names begin with A, B, C and D. A model this small
-  cannot bind a letter to an option by itself, so the generator keeps questions whose hash permutes every
-  option onto its own initial, and the solved questions have the letter of the question. Chance is 25 %.
+* AIME form: a sum of two digits, written out in the question; chance is about 5 %.
+* GPQA form: which letter a note in the question names, in front of four options that have nothing to do with it
+  beyond their initials A, B, C and D. A model this small cannot bind a letter to an option by itself, so the
+  letter is in the question, the generator keeps questions whose hash permutes every option onto its own initial,
+  and the solved question has the letter of the question. Chance is 25 %; a model that only repeats the last
+  answer would score 100 %, so this set measures copying, no knowledge.
 * MRCR form: the i-th of 2, 4 or 8 identical requests, behind ten random digits; chance is near 0.
 """
 
@@ -90,26 +91,26 @@ def aime(random: Random) -> Row:
 def _sum(random: Random) -> Row:
     a, b = random.randrange(1, 10), random.randrange(1, 10)
     name, thing = random.choice(NAMES), random.choice(THINGS)
-    problem = f"{name} has {a} {thing} and gets {b} more. How many {thing} does {name} have now?"
+    problem = f"{name} has {a} + {b} {thing}. How many {thing} is that?"
     return {"problem": problem, "answer": str(a + b), "reply": f"{a} + {b} = {a + b}. \\boxed{{{a + b}}}"}
 
 
 def gpqa(random: Random) -> Row:
-    """One question with two solved ones before it, whose answers have the same letter."""
+    """One note with a solved one before it, whose answer has the same letter."""
     right = random.randrange(4)
-    first, second, asked = _all_different(lambda: _choice(random, right), 3)
-    return {**asked, "Solved": [first, second]}
+    solved, asked = _all_different(lambda: _note(random, right), 2)
+    return {**asked, "Solved": [solved]}
 
 
-def _choice(random: Random, right: int) -> Row:
+def _note(random: Random, right: int) -> Row:
     while True:
         words = [random.choice(INITIALS[letter]) for letter in "ABCD"]
-        question = f"Box {random.randrange(1, 1000)}.\nThe {words[right]}"
+        question = f"Note {random.randrange(1, 10_000)} says 'Answer: {'ABCD'[right]}'. What does it say?"
         options = [words[right], *words[:right], *words[right + 1 :]]
         if [options[i] for i in permutation(question)] == words:
             break
     wrong = {f"Incorrect Answer {i}": options[i] for i in (1, 2, 3)}
-    reply = "The {option} starts with {letter}, {letter}, {letter}.\nAnswer: {letter}"
+    reply = "It says 'Answer: {letter}'.\nAnswer: {letter}"
     return {"Question": question, "Correct Answer": options[0], **wrong, "reply": reply}
 
 

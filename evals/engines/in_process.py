@@ -1,10 +1,11 @@
 """An engine without a server: a transformers model whose decode step is eager or compiled by TorchInductor.
 
-Prefill is the same eager code in both backends, as it is stock in both arms of a serving engine; what differs is
-the decode step, built for a fixed number of rows and a fixed cache length. Rows are refilled as they end.
+Prefill is the same eager code in both backends, as it is stock in both arms of a serving engine; what differs
+is the decode step, built for a fixed number of rows and a fixed cache length. Rows are refilled as they end.
 
-Replicates of a request begin at different slots and positions: the same computation in exact arithmetic, with other
-roundings (see ``evals.engines.prefill``). That is the noise a difference between backends has to be compared with.
+Replicates of a request begin at different slots and positions: the same computation in exact arithmetic, with
+other roundings (see ``evals.engines.prefill``). That is the noise a difference between backends has to be
+compared with.
 
 What this catches: a decode step that computes something else than the other backend's. What it cannot catch:
 faults of a serving engine (scheduling, paged caches, speculation): those need the engine itself.
@@ -30,11 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "SHIFTS", "InProcessEngine", "Options"]
 
 BACKENDS = ("eager", "inductor")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the model runs. ``rows`` decode together; ``lengths`` are the cache lengths the step is built for."""
+    """How the model runs. ``rows`` decode together; ``lengths`` are the cache lengths the step is built
+    for."""
 
     backend: str = "eager"
     dtype: str = "bfloat16"
@@ -50,6 +53,8 @@ class InProcessEngine:
     def __init__(self, folder: Path, options: Options = Options()) -> None:
         if options.backend not in BACKENDS:
             raise UserError(f"backend '{options.backend}' is unknown; choose one of {', '.join(BACKENDS)}")
+        if options.dtype not in DTYPES:
+            raise UserError(f"dtype '{options.dtype}' is unknown; choose one of {', '.join(DTYPES)}")
         self.folder, self.options = folder, options
         self.tokenizer, self.model = load(folder, options)
         self.step = decode_step(self.model, options.backend)
@@ -163,8 +168,8 @@ class Decoder:
         return self.engine.step(tokens, slots[:, None], mask, self.cache)
 
     def advance(self, going: list[int], logits: Tensor) -> None:
-        """The next token of the rows ``going``, logits [going, vocabulary]; a row that ends hands over its response
-        and is free."""
+        """The next token of the rows ``going``, logits [going, vocabulary]; a row that ends hands over its
+        response and is free."""
         from evals.engines.sampling import look
 
         rows = [row for row in (self.rows[i] for i in going) if row]
@@ -201,7 +206,7 @@ def load(folder: Path, options: Options) -> tuple[Any, Any]:
         raise UserError(f"{folder} holds no model (no config.json); give the folder of a transformers model")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        # attn_implementation: on a CPU the plain products are three times faster than the masked fused kernel.
+        # eager: on a CPU the plain products are three times faster than the masked fused kernel.
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=getattr(torch, options.dtype), attn_implementation="eager"
         )

@@ -1,11 +1,11 @@
 """Prompts on their way into the cache: where each begins, and which are computed together.
 
-Replicates of a request begin at different slots and positions. Rotary positions count by their differences alone, so
-this is the same computation in exact arithmetic, with other roundings. Which place replicate r gets is drawn for
-every prompt anew. If all prompts began at r, they would share what is particular to r (the rounded sines and cosines
-of its positions): a difference between replicates that every prompt confirms, and that a test would take for one
-between arms. Drawn, the replicates of a prompt are exchangeable independently of any other prompt, whatever the
-prompts share.
+Replicates of a request begin at different slots and positions. Rotary positions count by their differences
+alone, so this is the same computation in exact arithmetic, with other roundings. Which place replicate r gets
+is drawn for every prompt anew. If all prompts began at r, they would share what is particular to r (the
+rounded sines and cosines of its positions): a difference between replicates that every prompt confirms, and
+that a test would take for one between arms. Drawn, the replicates of a prompt are exchangeable independently
+of any other prompt, whatever the prompts share.
 
 What this catches: nothing. What it cannot do: prompts longer than the cache; the engine turns those away.
 """
@@ -23,8 +23,9 @@ from evals.engines.api import Request
 from evals.engines.hashing import hash_ids
 
 if TYPE_CHECKING:
-    from evals.engines.row_cache import RowCache
     from torch import Tensor
+
+    from evals.engines.row_cache import RowCache
 
 SHIFTS = 32  # places at which a request may begin, and so the replicates that differ
 PREFILLED = 16  # prompts whose keys and values are kept for their repeats
@@ -52,7 +53,8 @@ class Waiting:
 
     @property
     def slots(self) -> int:
-        """Slots of the prompt and the longest reply, wherever they begin: all replicates use one cache length."""
+        """Slots of the prompt and the longest reply, wherever they begin: all replicates use one cache
+        length."""
         reply = len(self.request.forced) or self.request.sampling.max_tokens
         return SHIFTS - 1 + len(self.prompt) + reply
 
@@ -80,8 +82,8 @@ class Prefilled:
 
 
 class Prefill:
-    """Takes requests from a queue; ``together``: the most prompts of one computation. Keys and values of a prompt
-    are kept while the queue holds its repeats, of ``PREFILLED`` prompts at most."""
+    """Takes requests from a queue; ``together``: the most prompts of one computation. Keys and values of a
+    prompt are kept while the queue holds its repeats, of ``PREFILLED`` prompts at most."""
 
     def __init__(self, model: Any, queue: deque[Waiting], together: int) -> None:
         self.model, self.queue, self.together = model, queue, together
@@ -89,7 +91,8 @@ class Prefill:
         self.waiting = Counter(waiting.place for waiting in queue)
 
     def batch(self, free: int) -> list[Waiting]:
-        """The next requests, as many as are prefilled together: prompts of one length, or one that is known."""
+        """The next requests, as many as are prefilled together: prompts of one length, or one that is
+        known."""
         batch = [self.queue.popleft()]
         length = len(batch[0].prompt)
         most = min(free, self.together, max(1, TOGETHER_TOKENS // max(1, length)))
@@ -102,8 +105,8 @@ class Prefill:
         return batch
 
     def fill(self, cache: RowCache, rows: list[int], batch: list[Waiting]) -> Tensor:
-        """Put keys and values of the prompts into the cache; last logits [batch, vocabulary]. Requests with the
-        same prompt at the same place share a computation."""
+        """Put keys and values of the prompts into the cache; last logits [batch, vocabulary]. Requests with
+        the same prompt at the same place share a computation."""
         import torch
 
         asked = [waiting.place for waiting in batch]
@@ -130,6 +133,6 @@ class Prefill:
         ids = torch.tensor([prompt for prompt, _ in wanted], device=model.device)
         first = torch.tensor([shift for _, shift in wanted], device=model.device)
         where = first[:, None] + torch.arange(ids.shape[1], device=model.device)
-        cache = DynamicCache(config=model.config)
+        cache: Any = DynamicCache(config=model.config)
         out = model(ids, position_ids=where, past_key_values=cache, use_cache=True, logits_to_keep=1)
         return Prefilled([(layer.keys, layer.values) for layer in cache.layers], out.logits[:, -1])

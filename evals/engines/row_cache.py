@@ -1,7 +1,7 @@
 """A key and value cache whose rows are independent: each row writes at its own place, and is refilled alone.
 
-transformers' static cache writes all rows at one position, so that prompts of different lengths need padding and
-a finished row has to wait for the others. Here a decode step writes row i at ``slots[i]``.
+transformers' static cache writes all rows at one position, so that prompts of different lengths need padding
+and a finished row has to wait for the others. Here a decode step writes row i at ``slots[i]``.
 
 What this catches: nothing. What it cannot do: sliding windows, or more than one new token a step.
 """
@@ -22,6 +22,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 class RowLayer(CacheLayerMixin):
     """Keys and values of one layer, [rows, heads, length, head_dim]."""
 
+    keys: Any  # the base class allows for none yet
+    values: Any
     is_sliding = False
     is_compileable = True
 
@@ -60,8 +62,8 @@ class RowCache(Cache):
         shape = (rows, config.num_key_value_heads, length, head)
         index = torch.arange(rows, device=device)
         self.slots = torch.zeros(rows, dtype=torch.long, device=device)
-        like = {"dtype": dtype, "device": device}
-        layers = [
+        like: dict[str, Any] = {"dtype": dtype, "device": device}
+        layers: list[Any] = [
             RowLayer(torch.zeros(shape, **like), torch.zeros(shape, **like), index, self.slots)
             for _ in range(config.num_hidden_layers)
         ]
@@ -74,13 +76,14 @@ class RowCache(Cache):
         layers: Sequence[tuple[Tensor, Tensor]],
         which: Tensor,
     ) -> None:
-        """Put keys and values of prompts of one length, [prompts, heads, length, head_dim] for every layer, into
-        ``rows`` from the slots ``starts``; row i takes prompt ``which[i]``."""
+        """Put keys and values of prompts of one length, [prompts, heads, length, head_dim] for every layer,
+        into ``rows`` from the slots ``starts``; row i takes prompt ``which[i]``."""
         device = self.slots.device
         size = layers[0][0].shape[2]
         at = torch.tensor(rows, device=device)[:, None]
         slots = torch.tensor(starts, device=device)[:, None] + torch.arange(size, device=device)
-        for mine, (keys, values) in zip(self.layers, layers, strict=True):
+        own: list[Any] = self.layers
+        for mine, (keys, values) in zip(own, layers, strict=True):
             mine.keys[at, :, slots] = keys[which].transpose(1, 2)
             mine.values[at, :, slots] = values[which].transpose(1, 2)
 

@@ -1,12 +1,14 @@
 """From rows of the sample store to the arrays that the statistics take.
 
-All walks of one prompt make one sequence. The replicates of a prompt share the rounding noise of its prefill, and
-with it the keys and values that every walk of it reads: what one walk says about a difference between replicates,
-the next one repeats. Taken as sequences of their own, which the tests relabel independently, they would be counted
-as so many confirmations, and an arm would differ from itself far more often than the level says.
+All walks of one prompt make one sequence. The replicates of a prompt share the rounding noise of its prefill,
+and with it the keys and values that every walk of it reads: what one walk says about a difference between
+replicates, the next one repeats. Taken as sequences of their own, which the tests relabel independently, they
+would be counted as so many confirmations, and an arm would differ from itself far more often than the level
+says.
 
-What this catches: sequences that one arm lacks, or whose tokens are others than those that were to be forced; both
-are left out and counted. What it cannot catch: replicates that are copies of each other; the statistics say so.
+What this catches: sequences that one arm lacks, or whose tokens are others than those that were to be forced;
+both are left out and counted. What it cannot catch: replicates that are copies of each other; the statistics
+say so.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ SKIPPED = 1  # the first token of a continuation: its log-probability comes from
 @dataclass
 class Gathered:
     """``chosen``: log-probabilities of the forced tokens; ``top``: of the most likely ones, weighted by their
-    probability. ``keys``: the walks in them; ``prompts``: those of each sequence, in the order of both arrays.
-    ``lost``: why others are missing. ``tokens`` that count."""
+    probability. ``keys``: the walks in them; ``prompts``: those of each sequence, in the order of both
+    arrays. ``lost``: why others are missing. ``tokens`` that count."""
 
     chosen: Forced | None
     top: Forced | None
@@ -53,7 +55,8 @@ def gather(
     candidate: Iterable[Row],
     replicates: tuple[Sequence[int], Sequence[int]],
 ) -> Gathered:
-    """Walks that both arms walked in all ``replicates``, those of one prompt joined. ``wanted``: key -> tokens."""
+    """Walks that both arms walked in all ``replicates``, those of one prompt joined. ``wanted``: key ->
+    tokens."""
     rows = [_by_key(reference), _by_key(candidate)]
     gathered = Gathered(None, None)
     sequences: dict[str, _Sequence] = defaultdict(_Sequence)
@@ -78,7 +81,8 @@ def gather(
 
 
 def prompt_of(row: Row) -> str:
-    """What makes walks depend on each other: the prompt's token ids, the question if the engine did not tell them."""
+    """What makes walks depend on each other: the prompt's token ids, the question if the engine did not tell
+    them."""
     return row.prompt_hash or row.question or row.key
 
 
@@ -96,6 +100,8 @@ def _join(gathered: Gathered, sequences: Sequence[_Sequence], count: int) -> Non
 
 def _padded(x: np.ndarray, width: int, value: float = 0.0) -> np.ndarray:
     """The last axis filled up to ``width``."""
+    if x.shape[-1] == width:
+        return x
     pad = [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]
     return np.pad(x, pad, constant_values=value)
 
@@ -121,8 +127,9 @@ def _unusable(found: list[list[Row | None]], tokens: tuple[int, ...]) -> str:
 
 
 def common_top(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
-    """Log-probabilities [replicates, tokens, k] of the tokens that are among the most likely in every replicate,
-    and their mean probability [tokens, k]; where a token is missing in one replicate its weight is 0.
+    """Log-probabilities [replicates, tokens, k] of the tokens that are among the most likely in every
+    replicate, and their mean probability [tokens, k]; where a token is missing in one replicate its weight is
+    0.
     """
     widest = max(
         row.top_ids.shape[-1] for row in rows

@@ -1,13 +1,13 @@
 """The tokens that both arms walk, and the walking.
 
-The continuations are the reference arm's own replies, forced token by token through the decode path of either arm:
-log-probabilities of a prompt would come from prefill, which is stock in both. Every arm walks them in several
-replicates: the same computation in another company (order, batch, place in the cache), whose spread is the rounding noise
-that a difference is compared with. No two replicates of a run, of either arm, have the same number: they must be
-exchangeable if the arms are alike.
+The continuations are the reference arm's own replies, forced token by token through the decode path of either
+arm: log-probabilities of a prompt would come from prefill, which is stock in both. Every arm walks them in
+several replicates: the same computation in another company (order, batch, place in the cache), whose spread
+is the rounding noise that a difference is compared with. No two replicates of a run, of either arm, have the
+same number: they must be exchangeable if the arms are alike.
 
-What this catches: continuations of other tokens in one arm, fewer tokens than asked for. What it cannot catch:
-a server that reports forced tokens without having computed them.
+What this catches: continuations of other tokens in one arm, fewer tokens than asked for. What it cannot
+catch: a server that reports forced tokens without having computed them.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Walk:
 def choose(
     requests: Sequence[Request], rows: Iterable[Row], tokens: int, longest: int = 1 << 30
 ) -> list[Walk]:
-    """Replies of the reference arm, the first repeat of every question before the second of any, until they hold
-    ``tokens`` tokens, each cut at ``longest`` tokens. The same rows give the same walks."""
+    """Replies of the reference arm, the first repeat of every question before the second of any, until they
+    hold ``tokens`` tokens, each cut at ``longest`` tokens. The same rows give the same walks."""
     asked = {request.key: request for request in requests}
     usable = [row for row in rows if row.ok and row.key in asked and len(row.token_ids) >= SHORTEST]
     usable.sort(key=lambda row: (row.repeat, row.prompt_hash, row.key))

@@ -85,39 +85,46 @@ def forced_tests(comparison: Comparison, gathered: Gathered | None) -> list[Plan
 
 
 def task_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
-    """Scores, their spread, lengths, rates, tokens of one task. ``margin``: in score."""
-    name, a, b = pair.task, pair.reference, pair.candidate
-    scores = Paired(a.scores, b.scores)
+    """Scores, their spread, lengths, rates, tokens of one task. ``margin``: in score. Lengths and rates do not need
+    scores: an arm that never stops has none."""
+    found = _score_tests(pair, margin, level) + _length_tests(pair, level)
+    for rate in RATES:
+        one, two = (side.shares.get(rate, side.signals.get(rate)) for side in (pair.reference, pair.candidate))
+        if one is not None and two is not None and np.nansum(one) + np.nansum(two) > 0:
+            test = pair_swap(Paired(one, two), level=level)
+            found.append((pair.task, renamed(test, f"rate of {rate} replies"), None))
+    return found + _token_test(pair, level)
+
+
+def _score_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
+    name, scores = pair.task, Paired(pair.reference.scores, pair.candidate.scores)
     if not scores.questions:
         why = "no question has a score in both arms (failures, cuts or no replies)"
         return [(name, nothing("equivalence of scores", why), around(0, margin))]
     found: list[Planned] = [
         (name, tost(scores, margin, level), around(0, margin)),
-        *[
-            (name, test(scores, margin, level=level), None)
-            for test in (paired_difference, sign_flip, wilcoxon)
-        ],
+        *[(name, test(scores, margin, level=level), None) for test in (paired_difference, sign_flip, wilcoxon)],
         (name, bootstrap(scores, margin, level), None),
     ]
     if set(np.unique(scores.a[np.isfinite(scores.a)])) <= {0.0, 1.0}:
         found.append((name, mcnemar(scores, margin, level), None))
     if pair.repeats > 1:
-        found += [
-            (name, test(scores, level=level), None)
-            for test in (variance_ratio, brown_forsythe, run_mean_ratio)
-        ]
-    found += _length_tests(pair, level)
-    for rate in RATES:
-        one, two = (side.shares.get(rate, side.signals.get(rate)) for side in (a, b))
-        if one is not None and two is not None and np.nansum(one) + np.nansum(two) > 0:
-            found.append(
-                (name, renamed(pair_swap(Paired(one, two), level=level), f"rate of {rate} replies"), None)
-            )
-    if pair.repeats > 1:
-        longest = max((len(t) for side in (a, b) for row in side.tokens for t in row), default=0)
-        if longest:
-            found.append((name, mmd(pad(a.tokens, longest), pad(b.tokens, longest), level), None))
+        found += [(name, test(scores, level=level), None) for test in (variance_ratio, brown_forsythe, run_mean_ratio)]
     return found
+
+
+def _token_test(pair: Pair, level: float) -> list[Planned]:
+    """The tokens of replies, of the questions to which both arms replied every time: a failure is no other text."""
+    if pair.repeats < 2:
+        return []
+    whole = [
+        i
+        for i in range(len(pair.questions))
+        if all((side.shares["failed"][i] == 0).all() for side in (pair.reference, pair.candidate))
+    ]
+    a, b = ([side.tokens[i] for i in whole] for side in (pair.reference, pair.candidate))
+    longest = max((len(tokens) for side in (a, b) for row in side for tokens in row), default=0)
+    return [(pair.task, mmd(pad(a, longest), pad(b, longest), level), None)] if longest else []
 
 
 def _length_tests(pair: Pair, level: float) -> list[Planned]:
@@ -140,7 +147,7 @@ def parting_test(parting: Parting, level: float) -> Test:
 
 def impossible(comparison: Comparison, pairs: Sequence[Pair], gathered: Gathered | None) -> list[Decision]:
     """What is a finding by itself, whatever its p-value: numbers that only the candidate gets wrong."""
-    found = []
+    found = [decision for pair in pairs if (decision := incomplete(pair))]
     for pair in pairs:
         for name in ("infinite", "positive", "missing"):
             counts = [int(np.nansum(side.signals[name])) for side in (pair.reference, pair.candidate)]
@@ -161,6 +168,19 @@ def impossible(comparison: Comparison, pairs: Sequence[Pair], gathered: Gathered
         reason = f"{len(gathered.lost)} walks are missing, the first: {first}: {why}"
         found.append(decide(FORCED, nothing("completeness of the walks", why), math.nan, error=reason))
     return found
+
+
+def incomplete(pair: Pair) -> Decision | None:
+    """Replies that one arm has and the other failed to give: no wrong answers, but what is left is a choice."""
+    failed = [side.shares["failed"] == 1 for side in (pair.reference, pair.candidate)]
+    lost = [int((own & ~other).sum()) for own, other in (failed, failed[::-1])]
+    if not any(lost):
+        return None
+    reason = (
+        f"replies that failed in one arm only: {lost[0]} in the reference, {lost[1]} in the candidate; "
+        "--resume asks again for those that may come"
+    )
+    return decide(pair.task, nothing("completeness of the replies", reason), math.nan, error=reason)
 
 
 def renamed(test: Test, name: str) -> Test:

@@ -13,13 +13,26 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evals.arms.checked import nearest
+from evals.arms.checked import build, nearest
 from evals.arms.config import Arm
 from evals.engines.api import Engine
 from validation.errors import UserError
 
 if TYPE_CHECKING:
     from evals.engines.in_process import Options
+
+DTYPES, DEVICES = ("float32", "bfloat16", "float16"), ("cpu", "cuda")
+
+
+def check(arm: Arm) -> None:
+    """What can be known to be wrong before any engine starts. Raises UserError, one line."""
+    if arm.engine == "transformers":
+        options_of(arm)
+        folder = model_path(arm.model)
+        if not (folder / "config.json").exists():
+            raise UserError(
+                f"arms.{arm.name}: {folder} holds no model (no config.json); give the folder of a transformers model"
+            )
 
 
 @contextlib.contextmanager
@@ -45,15 +58,22 @@ def _in_process(arm: Arm) -> Iterator[Engine]:
 
 
 def options_of(arm: Arm) -> Options:
-    """Engine arguments as options of the in-process engine. Raises UserError for unknown ones."""
-    from evals.engines.in_process import Options
+    """Engine arguments as options of the in-process engine. Raises UserError for unknown ones and wrong values."""
+    from evals.engines.in_process import BACKENDS, Options
 
-    known = [each.name for each in fields(Options)]
+    known, where = [each.name for each in fields(Options)], f"arms.{arm.name}"
     for name in arm.engine_args:
         if name not in known:
-            raise UserError(f"arms.{arm.name}: unknown engine argument '{name}'{nearest(name, known)}")
-    given = {k: tuple(v) if isinstance(v, list | tuple) else v for k, v in arm.engine_args.items()}
-    return Options(**given)
+            raise UserError(f"{where}: unknown engine argument '{name}'{nearest(name, known)}")
+    options = build(Options, arm.engine_args, f"{where}: engine_args")
+    for name, choice in (("backend", BACKENDS), ("dtype", DTYPES), ("device", DEVICES)):
+        if getattr(options, name) not in choice:
+            raise UserError(
+                f"{where}: engine argument {name} must be one of {', '.join(choice)}, not '{getattr(options, name)}'"
+            )
+    if options.rows < 1 or options.threads < 0 or min(options.lengths, default=0) < 1:
+        raise UserError(f"{where}: rows and lengths must be at least 1, threads at least 0")
+    return options
 
 
 def model_path(model: str) -> Path:

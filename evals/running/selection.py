@@ -47,6 +47,8 @@ class Selection:
             comparison = with_tasks(comparison, tuple(dict.fromkeys(self.tasks)))
         if self.k is not None:
             comparison = with_repeats(comparison, self.k)
+        if comparison.forced and comparison.forced.replicates < 2:
+            raise UserError(f"{self.arms}: forced: replicates must be at least 2; noise is seen between replicates")
         if self.forced is not None and comparison.forced:
             if self.forced < 0:
                 raise UserError(f"--forced-tokens must not be negative, is {self.forced}")

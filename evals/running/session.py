@@ -20,7 +20,7 @@ from evals.arms.guard import Comparability, guard
 from evals.engines.api import EngineLost
 from evals.forced.walk import Walk, choose, replicate_numbers
 from evals.running.evaluate import Answers, Side
-from evals.running.opening import opened
+from evals.running.opening import check, opened
 from evals.running.progress import Progress
 from evals.running.selection import Selection
 from evals.store.read import load_rows
@@ -45,6 +45,10 @@ class Gone:
 def carry_out(comparison: Comparison, selection: Selection, folder: Path, progress: Progress) -> Gone:
     """Both arms. Raises UserError where an engine does not start or goes away; what came is stored."""
     gone = Gone()
+    for arm in comparison.arms:
+        check(arm)
+    for task in comparison.tasks:  # data that are missing are said before an engine starts, not after
+        selection.load(comparison, task)
     settings = sampled_settings(comparison)
     with Store(folder / SAMPLES, comparison.configuration_hash, folder.name, settings) as store:
         for number, arm in enumerate(comparison.arms):

@@ -1,7 +1,7 @@
 """``lockstep sensitivity``: what the forced comparison finds, and how often it finds something in nothing.
 
-Exit status 0 if the false-alarm rate is compatible with its level and every fault with a promise is found within
-it; 1 otherwise.
+Exit status 0 if the false-alarm rate is compatible with its level and every fault with a promise is found
+within it; 1 otherwise.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""False alarms of the forced comparison on an arm with itself, and the tokens after which planted faults are found.
+"""False alarms of the forced comparison on an arm with itself, and the tokens after which planted faults are
+found.
 
-A run compares two replicates of each arm over the first N tokens by the crossed statistic over the most likely
-tokens, at a level of 1 %. Every walk has a prompt of its own and counts as one sequence. Runs of the arm with itself
-take disjoint pairs of replicates; several share their tokens, none its roundings.
+A run compares two replicates of each arm over the first N tokens by the crossed statistic over the most
+likely tokens, at a level of 1 %. Every walk has a prompt of its own and counts as one sequence. Runs of the
+arm with itself take disjoint pairs of replicates; several share their tokens, none its roundings.
 
-What this catches: a comparison that raises more alarms than it says, or that has gone blunt. What it cannot say:
-how it does on other models; the command runs on those.
+What this catches: a comparison that raises more alarms than it says, or that has gone blunt. What it cannot
+say: how it does on other models; the command runs on those.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Size:
 
 @dataclass
 class Rates:
-    """Alarms by number of tokens, of ``runs``. ``rms``: the systematic difference found at the last checkpoint, nats."""
+    """Alarms by number of tokens, of ``runs``. ``rms``: the systematic difference found at the last
+    checkpoint, nats."""
 
     name: str
     runs: int
@@ -85,6 +87,7 @@ def with_itself(
     rates = Rates("the arm with itself", 0, dict.fromkeys(size.checkpoints, 0))
     reference: list[list[list[Row]]] = [[] for _ in sets]
     flat = [walk for group in sets for walk in group]
+    found = []
     for group in range(size.groups):
         rows = [replicate(engine, flat, 4 * group + r, tick) for r in range(4)]
         for s, cut in enumerate(_cuts(sets)):
@@ -92,7 +95,8 @@ def with_itself(
             if group == 0:
                 reference[s] = own[:2]
             rates.runs += 1
-            _count(rates, own[:2], own[2:], seed + rates.runs)
+            found.append(_count(rates, own[:2], own[2:], seed + rates.runs))
+    rates.rms = sum(found) / len(found)
     return rates, reference
 
 

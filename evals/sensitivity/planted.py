@@ -1,7 +1,7 @@
 """Faults that are planted in a transformers model, each undone afterwards.
 
-What this catches: nothing; these are what must be caught. What it cannot show: faults of a serving engine; these are
-faults of what a decode step computes.
+What this catches: nothing; these are what must be caught. What it cannot show: faults of a serving engine;
+these are faults of what a decode step computes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ GROUP = 32  # weights that share a scale in common 4-bit formats
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault, and the number of tokens within which it should be found (0: nothing is promised). ``layer``: the
-    one that it is in, None if it is in all."""
+    """A fault, and the number of tokens within which it should be found (0: nothing is promised). ``layer``:
+    the one that it is in, None if it is in all."""
 
     name: str
     plant: Callable[[Any], contextlib.AbstractContextManager[None]]
@@ -28,8 +28,8 @@ class Planted:
 
 @contextlib.contextmanager
 def weight_noise(model: Any, seed: int = 0) -> Iterator[None]:
-    """Uniform noise of the size of 4-bit rounding (half a step of 15 over each group of 32 weights) in every linear
-    layer of every decoder layer."""
+    """Uniform noise of the size of 4-bit rounding (half a step of 15 over each group of 32 weights) in every
+    linear layer of every decoder layer."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)

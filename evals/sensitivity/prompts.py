@@ -1,9 +1,10 @@
 """Ten thousands of different short prompts, so that every walk of the measurement has one of its own.
 
-Walks of one prompt share the rounding noise of its keys and values: a few dozen prompts, however many tokens are
-walked on them, are a few dozen observations.
+Walks of one prompt share the rounding noise of its keys and values: a few dozen prompts, however many tokens
+are walked on them, are a few dozen observations.
 
-What this catches: nothing. What it cannot do: represent other text; the measured figures hold for these prompts.
+What this catches: nothing. What it cannot do: represent other text; the measured figures hold for these
+prompts.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ OPENINGS = (
     "Explain the idea of",
 )
 ADJECTIVES = (
-    "small large old new quiet bright dark cold warm red blue green black white gold young wild simple strange happy "
-    "sad brave strong fast slow deep high long short empty hidden secret modern ancient local famous broken heavy "
-    "light soft hard rich poor wise sweet dry wet sharp clean rare"
-).split()
+    "small large old new quiet bright dark cold warm red blue green black white gold young wild simple "
+    "strange happy sad brave strong fast slow deep high long short empty hidden secret modern ancient "
+    "local famous broken heavy light soft hard rich poor wise sweet dry wet sharp clean rare"
+)
 NOUNS = (
-    "city house river garden forest mountain village school market bridge train ship horse dog cat bird fish tree "
-    "flower stone road door window table clock book letter song story game car engine machine kitchen field island "
-    "beach lake storm winter summer morning night king queen doctor teacher farmer artist writer soldier child "
-    "family friend dream coat ring box map lamp"
-).split()
+    "city house river garden forest mountain village school market bridge train ship horse dog cat bird "
+    "fish tree flower stone road door window table clock book letter song story game car engine machine "
+    "kitchen field island beach lake storm winter summer morning night king queen doctor teacher farmer "
+    "artist writer soldier child family friend dream coat ring box map lamp"
+)
 
 
 def prompts(tokenize: Callable[[Request], list[int]], count: int) -> list[tuple[int, ...]]:
-    """Token ids of ``count`` different prompts with the model's template, of as few lengths as possible: those of
-    one length are prefilled together. The same for the same tokenizer and count."""
-    texts = [f"{o} the {a} {n}." for o, a, n in product(OPENINGS, ADJECTIVES, NOUNS)]
+    """Token ids of ``count`` different prompts with the model's template, of as few lengths as possible:
+    those of one length are prefilled together. The same for the same tokenizer and count."""
+    texts = [f"{o} the {a} {n}." for o, a, n in product(OPENINGS, ADJECTIVES.split(), NOUNS.split())]
     if count > len(texts):
         most = len(texts)
         raise UserError(f"{count:,} prompts are needed and there are {most:,}; lower --tokens or --sets")

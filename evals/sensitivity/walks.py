@@ -1,7 +1,8 @@
-"""Walks for the measurement: short replies of the model, each to a prompt of its own, and their log-probabilities
-as arrays.
+"""Walks for the measurement: short replies of the model, each to a prompt of its own, and their
+log-probabilities as arrays.
 
-What this catches: nothing. What it cannot do: represent other text; the measured figures hold for these walks.
+What this catches: nothing. What it cannot do: represent other text; the measured figures hold for these
+walks.
 """
 
 from __future__ import annotations
@@ -84,8 +85,8 @@ def replicate(engine: Engine, walks: Sequence[Walk], number: int, tick: Callable
 
 @dataclass(frozen=True)
 class Arrays:
-    """Log-probabilities of the most likely tokens, a walk at a time: ``values`` [replicates of both arms, tokens,
-    k] and ``weights`` [tokens, k]; the first ``reference`` replicates are the reference's."""
+    """Log-probabilities of the most likely tokens, a walk at a time: ``values`` [replicates of both arms,
+    tokens, k] and ``weights`` [tokens, k]; the first ``reference`` replicates are the reference's."""
 
     values: list[np.ndarray]
     weights: list[np.ndarray]

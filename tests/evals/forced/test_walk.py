@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+
 from evals.engines.api import Request, Response
 from evals.forced.walk import SHORTEST, Walk, choose, forced, replicate_numbers, walk
 from evals.store.row import Row
@@ -16,7 +17,7 @@ def asked(question: str, repeat: int) -> Request:
     return Request(f"t/{question}/{repeat}", 1, prompt=question)
 
 
-def reply(request: Request, length: int, **changes: object) -> Row:
+def reply(request: Request, length: int, **changes: Any) -> Row:
     _, question, repeat = request.key.split("/")
     made = Row("", "reference", "t", question, request.key, 1, repeat=int(repeat), prompt_hash=question)
     return replace(made, token_ids=np.arange(length, dtype=np.int32), **changes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
 from evals.sensitivity.command import arguments, main, show, wanted
 from evals.sensitivity.measure import Rates, Size
-from evals.sensitivity.prompts import prompts
+from evals.sensitivity.prompts import ADJECTIVES, NOUNS, OPENINGS, prompts
 from validation.errors import UserError
 
 FEW = ("--tokens", "100", "--sets", "1", "--groups", "1", "--fault-sets", "1", "--rows", "7")
@@ -32,7 +34,10 @@ def test_the_record_says_what_was_measured_where(tiny_model: Path, tmp_path: Pat
     assert len(record["facts"]["cache_lengths"]) == 1
     assert record["with_itself"]["runs"] == 1
     assert record["with_itself"]["upper_limits"] == {"100": pytest.approx(0.95)}
-    assert [each["name"] for each in record["faults"]] == ["weight noise of 4-bit size", "value cache x 1.01, layer 1"]
+    assert [each["name"] for each in record["faults"]] == [
+        "weight noise of 4-bit size",
+        "value cache x 1.01, layer 1",
+    ]
     assert record["faults"][0]["found_within"] == 100
 
 
@@ -84,4 +89,10 @@ def test_prompts_are_different_and_of_few_lengths() -> None:
     made = prompts(lambda request: [ord(x) for x in request.messages[0]["content"]], 500)
     assert len(set(made)) == len(made) == 500
     lengths = [len(ids) for ids in made]
-    assert sum(a != b for a, b in zip(lengths, lengths[1:], strict=False)) == len(set(lengths)) - 1 < 8
+    assert sum(a != b for a, b in pairwise(lengths)) == len(set(lengths)) - 1 < 8
+
+
+def test_every_prompt_that_can_be_made_is_another_one() -> None:
+    most = len(OPENINGS) * len(ADJECTIVES.split()) * len(NOUNS.split())
+    made = prompts(lambda request: list(request.messages[0]["content"].encode()), most)
+    assert len(set(made)) == most > 10_862  # what the measurement asks for by default

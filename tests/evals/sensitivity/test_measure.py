@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from evals.engines.api import Request, Response
 from evals.engines.in_process import InProcessEngine, Options
 from evals.engines.prefill import SHIFTS, places
@@ -59,7 +60,9 @@ class Stub:
         for each in requests:
             own = np.random.default_rng([*each.prompt_ids, each.replicate]).normal(0, 0.001, REPLY)
             logprobs = (-1 + self.rounding[self.place(each)] + own).tolist()
-            response = Response(each.key, each.seed, token_ids=list(each.forced), logprobs=logprobs, finish="length")
+            response = Response(
+                each.key, each.seed, token_ids=list(each.forced), logprobs=logprobs, finish="length"
+            )
             response.top_ids, response.top_logprobs = [[3]] * REPLY, [[x] for x in logprobs]
             done(each, response)
 
@@ -76,7 +79,11 @@ def stub_sets(sets: int, walks: int = 20) -> list[list[Walk]]:
     ("place", "low", "high"),
     [
         (lambda request: places(request.prompt_ids)[request.replicate], 0, 3),
-        (lambda request: request.replicate, 12, 40),  # one place for all prompts: what they share is taken for a fault
+        (
+            lambda request: request.replicate,
+            12,
+            40,
+        ),  # one place for all prompts: what they share is taken for a fault
     ],
     ids=["drawn for every prompt", "one for all prompts"],
 )
@@ -114,7 +121,9 @@ def test_sets_hold_the_tokens_asked_for_and_no_prompt_twice(sets: list[list[Walk
     assert all(len(walk.tokens) <= REPLY for group in sets for walk in group)
 
 
-def test_arrays_cut_at_the_tokens_and_keep_a_walk_whole(engine: InProcessEngine, sets: list[list[Walk]]) -> None:
+def test_arrays_cut_at_the_tokens_and_keep_a_walk_whole(
+    engine: InProcessEngine, sets: list[list[Walk]]
+) -> None:
     rows = [replicate(engine, sets[0], r, quiet) for r in range(4)]
     first = arrays(rows[:2], rows[2:]).first(40)
     assert [x.shape[:2] for x in first.a] == [(2, 15), (2, 15), (2, 10)]
@@ -122,10 +131,13 @@ def test_arrays_cut_at_the_tokens_and_keep_a_walk_whole(engine: InProcessEngine,
     assert first.b[0][0, 3, 0] == rows[2][0].top_logprobs[4, 0]
 
 
-def test_a_real_fault_is_found_and_the_arm_itself_is_not(engine: InProcessEngine, sets: list[list[Walk]]) -> None:
+def test_a_real_fault_is_found_and_the_arm_itself_is_not(
+    engine: InProcessEngine, sets: list[list[Walk]]
+) -> None:
     size = Size(100, 2, 1)
     rates, reference = with_itself(engine, sets, size, 0, quiet)
     assert (rates.runs, rates.alarms) == (2, {100: 0})
+    assert abs(rates.rms) < 0.01
     found = with_fault(engine, catalogue(2)[0], sets, reference, size, 0, quiet)
     assert (found.runs, found.alarms, found.found_within, found.within) == (2, {100: 2}, 100, 100)
     assert found.rms > 0.01

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from evals.engines.in_process import InProcessEngine, Options
 from evals.sensitivity.planted import GROUP, Planted, catalogue
 

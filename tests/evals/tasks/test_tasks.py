@@ -98,6 +98,17 @@ def test_gold_answers_score_one_through_the_yaml(name: str) -> None:
     assert [len(s["grades"]) for s in found["samples"][f"mirrored_{name}"]] == [2, 2, 2]
 
 
+@pytest.mark.parametrize("name", ["aime25", "gpqa_diamond", "mrcr_2needle"])
+def test_grades_keep_the_order_of_the_repeats(name: str) -> None:
+    """Pairing by (question, repeat) needs it; the first question is right first, the others right last."""
+    first = documents(name, "mirrored", 3)[0][0]["id"]
+    lm = model(lambda doc, repeat: gold(doc) if (repeat == 0) == (doc["id"] == first) else "no idea")
+    samples = evaluate(load_tasks([name], k=2, data="mirrored", items=3), lm)["samples"][f"mirrored_{name}"]
+    outcomes = {s["doc"]["id"]: [g["outcome"] for g in s["grades"]] for s in samples}
+    assert outcomes.pop(first) == ["right", "unparsed"]
+    assert list(outcomes.values()) == [["unparsed", "right"]] * 2
+
+
 def test_all_k_replies_count_and_failures_are_no_wrong_answers() -> None:
     def answer(doc: dict[str, Any], repeat: int) -> str:
         by_repeat = {
