@@ -1,4 +1,5 @@
-"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after ``--`` go to the command.
+"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after ``--`` go
+to the command.
 
     nox -s kernels -- --op kda_decode
 

@@ -1,7 +1,7 @@
 """``lockstep evals``: compare two backends end to end.
 
-Exit status 0 pass (equivalent within the margins), 1 fail (different), 2 undecided (too little evidence; the report
-says what it would take), 3 error (confounded, infrastructure, bad input).
+Exit status 0 pass (equivalent within the margins), 1 fail (different), 2 undecided (too little evidence; the
+report says what it would take), 3 error (confounded, infrastructure, bad input).
 """
 
 from __future__ import annotations
@@ -125,10 +125,12 @@ def _selected(options: argparse.Namespace) -> Selection:
     from evals.running.selection import OFFLINE, Selection
 
     given = {name: getattr(options, name) for name in ("limit", "k") if getattr(options, name) is not None}
-    data = options.data or "mirrored"
-    return Selection(
-        options.arms or OFFLINE, tuple(options.tasks or ()), data=data, forced=options.forced_tokens, **given
+    # Whole paths: --resume may be called in another folder.
+    arms, data = (
+        str(Path(name).resolve()) if Path(name).exists() else name
+        for name in (options.arms or OFFLINE, options.data or "mirrored")
     )
+    return Selection(arms, tuple(options.tasks or ()), data=data, forced=options.forced_tokens, **given)
 
 
 def _resumed(options: argparse.Namespace) -> Selection:
@@ -158,6 +160,9 @@ def _quiet() -> None:
     """No chatter from libraries, and no network that nobody asked for."""
     import logging
 
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # spinning threads are many times slower beside other work
     for name in ("TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "false" if name.startswith("TOK") else "1")
     for name in ("lm_eval", "transformers"):

@@ -1,16 +1,15 @@
 """lm-eval's model interface over an engine and a sample store.
 
-lm-eval puts the same instance K times into its list for K repeats; here each becomes a request with its own seed, the
-same seed in every arm. What the store has already is not asked again. Every reply goes to the graders as a
-``Reply``, which carries why it ended, so that a failure is never graded as an answer.
+lm-eval puts the same instance K times into its list for K repeats; here each becomes a request with its own
+seed, the same seed in every arm. What the store has already is not asked again. Every reply goes to the
+graders as a ``Reply``, which carries why it ended, so that a failure is never graded as an answer.
 
-What this catches: two questions with one name. What it cannot catch: a task whose prompt depends on the arm; the
-comparability guard sees it.
+What this catches: two questions with one name. What it cannot catch: a task whose prompt depends on the arm;
+the comparability guard sees it.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Chat(str):
-    """Messages on their way through lm-eval, which passes prompts as text; the engine applies the template."""
+    """Messages on their way through lm-eval, which passes prompts as text; the engine applies the
+    template."""
 
     messages: tuple[Mapping[str, str], ...]
 
@@ -43,7 +43,8 @@ class Asked:
 
 
 class LockstepLM(LM):
-    """One arm. ``replies``: key -> reply, from the store and from this run; ``asked``: everything lm-eval wanted."""
+    """One arm. ``replies``: key -> reply, from the store and from this run; ``asked``: everything lm-eval
+    wanted."""
 
     tokenizer_name = "engine"
 
@@ -84,7 +85,7 @@ class LockstepLM(LM):
 
         def done(request: Request, response: Response) -> None:
             self.store.add(row_of(labels[request.key], request, response))
-            self.replies[request.key] = Reply.of(response)
+            self.replies[request.key] = Reply.of(response)  # type: ignore[arg-type]
             self.advance(request, response)
 
         self.begin(len(open_ones))

@@ -63,8 +63,8 @@ def choose_device(name: str | None) -> str:
 
 
 def new_folder(root: Path, settings: Settings | str) -> Path:
-    """reports/<time>-<hash>/, made now, so that an unwritable place is noticed before the run. ``settings``: what is
-    hashed, or the hash itself."""
+    """reports/<time>-<hash>/, made now, so that an unwritable place is noticed before the run. ``settings``:
+    what is hashed, or the hash itself."""
     digest = settings if isinstance(settings, str) else configuration_hash(settings)
     name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{digest}"
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):

@@ -19,6 +19,9 @@ from evals.arms.config import NO_FACTOR, Comparison
 from evals.arms.facts import FACTS, MUST, fact, unknown
 
 UNKNOWN = "unknown"
+# Restatements of the configuration as a whole. The arms file has been checked to differ in the factor alone,
+# so under a factor they differ because of it; in a comparison of an arm with itself they must not.
+WHOLE = ("command", "environment", "fingerprint")
 Facts = Mapping[str, Any]
 
 
@@ -72,7 +75,7 @@ def guard(
 def compare_facts(factor: str, implies: tuple[str, ...], reference: Facts, candidate: Facts) -> Comparability:
     """Every fact of either arm. Facts named like the factor, or in ``implies``, may differ."""
     out = Comparability()
-    patterns = (*_facts_of(factor), *implies)
+    patterns = (*_facts_of(factor), *implies, *(() if factor == NO_FACTOR else WHOLE))
     expected = [each.name for each in FACTS if "*" not in each.name]
     for name in dict.fromkeys([*reference, *candidate, *expected]):
         a, b = reference.get(name), candidate.get(name)

@@ -5,9 +5,10 @@ excludes its left edge, so a row of exactly 2^k tokens lies in the lower bin; ro
 dropped and counted.
 
 What this catches: rows one bin too high, and rows outside of all bins that land in the first (both in public
-implementations, F57). What it cannot catch: a counter that splits text otherwise than the published tokenizer.
-The table that ``bpe-openai`` carries has the SHA-256 that tiktoken pins for o200k_base (a test checks it); its
-split rules were compared with tiktoken 0.14.0 on that table once, by hand: equal counts for 23,000 random texts.
+implementations, F57). What it cannot catch: a counter that splits text otherwise than the published
+tokenizer. The table that ``bpe-openai`` carries has the SHA-256 that tiktoken pins for o200k_base (a test
+checks it); its split rules were compared with tiktoken 0.14.0 on that table once, by hand: equal counts for
+23,000 random texts.
 """
 
 from __future__ import annotations

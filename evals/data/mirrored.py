@@ -9,11 +9,11 @@ solved ones before it (``Solved``), as turns through the same prompt functions. 
 seed by ``random.Random``; the same seed and number give the same bytes (pinned by a test).
 
 * AIME form: a sum of two digits, written out in the question; chance is about 5 %.
-* GPQA form: which letter a note in the question names, in front of four options that have nothing to do with it
-  beyond their initials A, B, C and D. A model this small cannot bind a letter to an option by itself, so the
-  letter is in the question, the generator keeps questions whose hash permutes every option onto its own initial,
-  and the solved question has the letter of the question. Chance is 25 %; a model that only repeats the last
-  answer would score 100 %, so this set measures copying, no knowledge.
+* GPQA form: which letter a note in the question names, in front of four options that have nothing to do with
+  it beyond their initials A, B, C and D. A model this small cannot bind a letter to an option by itself, so
+  the letter is in the question, the generator keeps questions whose hash permutes every option onto its own
+  initial, and the solved question has the letter of the question. Chance is 25 %; a model that only repeats
+  the last answer would score 100 %, so this set measures copying, no knowledge.
 * MRCR form: the i-th of 2, 4 or 8 identical requests, behind ten random digits; chance is near 0.
 """
 
@@ -52,7 +52,7 @@ PLACES = (
 )
 ORDINALS = ("1st", "2nd", "3rd", "4th", "5th", "6th", "7th", "8th")
 PREFIX = 10  # characters, as in the public set
-LARGEST = 10_000
+LARGEST = 1_000
 
 
 def raw(task: str, items: int, seed: int) -> list[Row]:

@@ -1,7 +1,7 @@
 """Which revision and which bytes of each public data set are meant.
 
-Revisions and SHA-256 were copied from public source files that pin the same data. How many such files agreed was
-not kept, and nothing was downloaded to check them. Where a download disagrees, the pin decides, and the
+Revisions and SHA-256 were copied from public source files that pin the same data. How many such files agreed
+was not kept, and nothing was downloaded to check them. Where a download disagrees, the pin decides, and the
 message says so.
 
 What this catches: a data set changed upstream (openai/mrcr was corrected in December 2025). What it cannot

@@ -1,7 +1,8 @@
 """What an engine takes and gives: requests with their own seeds, responses with everything that was seen.
 
 What this catches: nothing by itself; it separates a reply from a failure to reply, so that no later step can
-mistake one for the other. What it cannot catch: a server that reports sampling parameters which it does not use.
+mistake one for the other. What it cannot catch: a server that reports sampling parameters which it does not
+use.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ class Request:
     """One reply to be made.
 
     ``key`` is unique in a run (TASK/QUESTION/REPEAT). The prompt is ``prompt`` (text, the chat template
-    already applied or none wanted), ``messages`` (the engine applies the model's template), or ``prompt_ids``;
-    exactly one is given. ``forced``: the token ids that the engine must append one by one through its decode path,
-    whatever it would draw itself; ``top`` is the number of most likely tokens to report at every position.
-    ``replicate`` asks for another honest computation of the same thing (other company in the batch, other place in
-    the cache), so that rounding noise can be told from a difference; it must not change what is computed.
+    already applied or none wanted), ``messages`` (the engine applies the model's template), or
+    ``prompt_ids``; exactly one is given. ``forced``: the token ids that the engine must append one by one
+    through its decode path, whatever it would draw itself; ``top`` is the number of most likely tokens to
+    report at every position. ``replicate`` asks for another honest computation of the same thing (other
+    company in the batch, other place in the cache), so that rounding noise can be told from a difference; it
+    must not change what is computed.
     """
 
     key: str
@@ -62,9 +64,10 @@ class Response:
 
     ``logprobs``: natural logarithm of the model's own probability (temperature 1, nothing cut off) of each
     token of the reply; NaN where the engine gave none. ``top_ids`` and ``top_logprobs``: [tokens][top], most
-    likely first. Times in seconds on the client's clock: ``first_token`` and ``total`` from when the request was
-    sent; None where not measured. ``failure`` is empty if there is a reply; ``message`` says more about it.
-    ``prompt_hash``: see ``evals.engines.hashing``. ``accepted``: draft tokens accepted per verify step, if told.
+    likely first. Times in seconds on the client's clock: ``first_token`` and ``total`` from when the request
+    was sent; None where not measured. ``failure`` is empty if there is a reply; ``message`` says more about
+    it. ``prompt_hash``: see ``evals.engines.hashing``. ``accepted``: draft tokens accepted per verify step,
+    if told.
     """
 
     key: str
@@ -98,9 +101,9 @@ class Engine(Protocol):
 
     ``facts()``: what the comparability guard compares (device kind and count, parallelism, versions, cache
     formats, model identity, effective sampling defaults, ...) as a flat dictionary of plain values; call it
-    again at the end of a run to see that nothing has changed. ``run`` works through the requests in any order and calls
-    ``done`` once for each as soon as it has its response, from the calling thread; it returns when all are done. An
-    engine that goes away raises ``EngineLost`` after having reported what it has.
+    again at the end of a run to see that nothing has changed. ``run`` works through the requests in any order
+    and calls ``done`` once for each as soon as it has its response, from the calling thread; it returns when
+    all are done. An engine that goes away raises ``EngineLost`` after having reported what it has.
     """
 
     def facts(self) -> dict[str, Any]: ...

@@ -1,7 +1,7 @@
 """Fingerprints of what an engine was asked: the same prompt must be the same tokens in both arms.
 
-What this catches: another template, tokenizer or a doubled BOS in one arm (F59). What it cannot catch: a server
-that changes the tokens after it has reported them.
+What this catches: another template, tokenizer or a doubled BOS in one arm (F59). What it cannot catch: a
+server that changes the tokens after it has reported them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Facts about an in-process engine that the comparability guard compares.
 
-What this catches: other weights, template, versions, types or shapes in one arm. What it cannot catch: a change
-of the weights in memory after loading.
+What this catches: other weights, template, versions, types or shapes in one arm. What it cannot catch: a
+change of the weights in memory after loading.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drawing tokens so that two arms can be compared draw by draw.
 
-The Gumbel-max trick with noise that depends only on (seed, position, token): two arms with the same seed draw the
-same token unless their logits differ by more than the margin between the two best candidates (Token-DiFR,
+The Gumbel-max trick with noise that depends only on (seed, position, token): two arms with the same seed draw
+the same token unless their logits differ by more than the margin between the two best candidates (Token-DiFR,
 arXiv 2511.20621). Nucleus cut-off as usual: the smallest set of most likely tokens that holds ``top_p``.
 
 What this catches: nothing; it makes the first divergence of two replies mean something. What it cannot do:
@@ -42,8 +42,8 @@ class Draw:
 
 
 def mixed(seed: int, position: int, ids: np.ndarray) -> np.ndarray:
-    """64 random bits for each token id: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) over a
-    key of seed and position."""
+    """64 random bits for each token id: the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) over
+    a key of seed and position."""
     with np.errstate(over="ignore"):
         key = _finalised(np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position))
         return _finalised(key + ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
@@ -93,7 +93,8 @@ class Seen:
 
 
 def look(logits: Tensor, draws: Sequence[Draw], top: int) -> Seen:
-    """Logits [rows, vocabulary]. Log-probabilities in FP32, of the model itself: temperature 1, nothing cut off."""
+    """Logits [rows, vocabulary]. Log-probabilities in FP32, of the model itself: temperature 1, nothing cut
+    off."""
     logits = logits.float()
     token = [draw.forced or 0 for draw in draws]
     free = [i for i, draw in enumerate(draws) if draw.forced is None]

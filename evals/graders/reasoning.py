@@ -1,16 +1,17 @@
 """Where the reasoning ends and the answer begins.
 
-Two kinds of marks are known: ``<think> ... </think>`` (most models, Kimi K2 among them), and those of Kimi K3,
+Two kinds of marks are known: ``<think> ... </think>`` (most models, Kimi K2 among them), and those of Kimi
+K3,
 ``<|open|>think<|sep|> ... <|close|>think<|sep|>``, whose answer stands between marks of its own
 (``<|open|>response<|sep|> ... <|close|>response<|sep|><|close|>message<|sep|>``; vLLM 0.33's reasoning parser
-``kimi_k3`` knows the same). A server without that parser leaves them in the text; one that returns the reasoning
-apart has it put back as ``<think> ... </think>`` in front by our engine.
+``kimi_k3`` knows the same). A server without that parser leaves them in the text; one that returns the
+reasoning apart has it put back as ``<think> ... </think>`` in front by our engine.
 
 What this catches: answers read out of the reasoning (F57), and K3's answer marks taken for part of an answer,
-which would fail every MRCR row at its prefix. Servers may lose the opening mark because the template wrote it into
-the prompt, so the split is at the last closing mark of either kind, whether or not one was opened. What it
-cannot catch: reasoning in other marks or in none, and reasoning that was never opened nor closed in the text
-(cut at the length limit: that is class "truncated" before this is asked).
+which would fail every MRCR row at its prefix. Servers may lose the opening mark because the template wrote it
+into the prompt, so the split is at the last closing mark of either kind, whether or not one was opened. What
+it cannot catch: reasoning in other marks or in none, and reasoning that was never opened nor closed in the
+text (cut at the length limit: that is class "truncated" before this is asked).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Every test of a comparison, and its decision.
 
-The token-level comparison comes first: it is the most sensitive. The tasks confirm it with what users see: scores,
-their spread from run to run, lengths, loops, cuts, and the tokens themselves.
+The token-level comparison comes first: it is the most sensitive. The tasks confirm it with what users see:
+scores, their spread from run to run, lengths, loops, cuts, and the tokens themselves.
 
-What this catches: see ``validation.variance``. What it cannot catch: a difference that no task asks for and no
-walked token shows.
+What this catches: see ``validation.variance``. What it cannot catch: a difference that no task asks for and
+no walked token shows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Planned = tuple[str, Test, Margin | None]
 
 @dataclass(frozen=True)
 class Parting:
-    """First divergences under the same seed: of the candidate from the reference, and of the reference's second run
-    from its first."""
+    """First divergences under the same seed: of the candidate from the reference, and of the reference's
+    second run from its first."""
 
     candidate: Sequence[Divergence]
     itself: Sequence[Divergence]
@@ -67,8 +67,8 @@ def decisions(
 
 
 def forced_tests(comparison: Comparison, gathered: Gathered | None) -> list[Planned]:
-    """Forced log-probabilities. The margin, a divergence D in nats per token, is a root mean square of sqrt(2 D):
-    the crossed statistic over the most likely tokens estimates 2 D."""
+    """Forced log-probabilities. The margin, a divergence D in nats per token, is a root mean square of
+    sqrt(2 D): the crossed statistic over the most likely tokens estimates 2 D."""
     assert comparison.forced
     if gathered is None or gathered.chosen is None:
         why = next(iter(gathered.lost.values()), "nothing was walked") if gathered else "nothing was walked"
@@ -85,11 +85,13 @@ def forced_tests(comparison: Comparison, gathered: Gathered | None) -> list[Plan
 
 
 def task_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
-    """Scores, their spread, lengths, rates, tokens of one task. ``margin``: in score. Lengths and rates do not need
-    scores: an arm that never stops has none."""
+    """Scores, their spread, lengths, rates, tokens of one task. ``margin``: in score. Lengths and rates do
+    not need scores: an arm that never stops has none."""
     found = _score_tests(pair, margin, level) + _length_tests(pair, level)
     for rate in RATES:
-        one, two = (side.shares.get(rate, side.signals.get(rate)) for side in (pair.reference, pair.candidate))
+        one, two = (
+            side.shares.get(rate, side.signals.get(rate)) for side in (pair.reference, pair.candidate)
+        )
         if one is not None and two is not None and np.nansum(one) + np.nansum(two) > 0:
             test = pair_swap(Paired(one, two), level=level)
             found.append((pair.task, renamed(test, f"rate of {rate} replies"), None))
@@ -103,18 +105,25 @@ def _score_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
         return [(name, nothing("equivalence of scores", why), around(0, margin))]
     found: list[Planned] = [
         (name, tost(scores, margin, level), around(0, margin)),
-        *[(name, test(scores, margin, level=level), None) for test in (paired_difference, sign_flip, wilcoxon)],
+        *[
+            (name, test(scores, margin, level=level), None)
+            for test in (paired_difference, sign_flip, wilcoxon)
+        ],
         (name, bootstrap(scores, margin, level), None),
     ]
     if set(np.unique(scores.a[np.isfinite(scores.a)])) <= {0.0, 1.0}:
         found.append((name, mcnemar(scores, margin, level), None))
     if pair.repeats > 1:
-        found += [(name, test(scores, level=level), None) for test in (variance_ratio, brown_forsythe, run_mean_ratio)]
+        found += [
+            (name, test(scores, level=level), None)
+            for test in (variance_ratio, brown_forsythe, run_mean_ratio)
+        ]
     return found
 
 
 def _token_test(pair: Pair, level: float) -> list[Planned]:
-    """The tokens of replies, of the questions to which both arms replied every time: a failure is no other text."""
+    """The tokens of replies, of the questions to which both arms replied every time: a failure is no other
+    text."""
     if pair.repeats < 2:
         return []
     whole = [
@@ -171,7 +180,8 @@ def impossible(comparison: Comparison, pairs: Sequence[Pair], gathered: Gathered
 
 
 def incomplete(pair: Pair) -> Decision | None:
-    """Replies that one arm has and the other failed to give: no wrong answers, but what is left is a choice."""
+    """Replies that one arm has and the other failed to give: no wrong answers, but what is left is a
+    choice."""
     failed = [side.shares["failed"] == 1 for side in (pair.reference, pair.candidate)]
     lost = [int((own & ~other).sum()) for own, other in (failed, failed[::-1])]
     if not any(lost):

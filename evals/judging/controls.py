@@ -1,10 +1,10 @@
 """Planted differences: would this run have noticed them?
 
-The candidate's own results are spoiled after the fact and judged again by the same tests at the level of the run,
-adjusted for the number of its tests. What goes unnoticed makes the run undecided.
+The candidate's own results are spoiled after the fact and judged again by the same tests at the level of the
+run, adjusted for the number of its tests. What goes unnoticed makes the run undecided.
 
-What this catches: a comparison that could not have found anything. What it cannot show: faults smaller than those
-planted; the minimum detectable effects say those.
+What this catches: a comparison that could not have found anything. What it cannot show: faults smaller than
+those planted; the minimum detectable effects say those.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Control:
 def controls(
     pairs: Sequence[Pair], gathered: Gathered | None, level: float, tests: int, seed: int = 0
 ) -> list[Control]:
-    """One for every task, one for the walks. ``tests``: of the run; each control has to pass Bonferroni's bar."""
+    """One for every task, one for the walks. ``tests``: of the run; each control has to pass Bonferroni's
+    bar."""
     bar = level / max(tests, 1)
     planted = [spoiled_scores(pair, bar, seed) for pair in pairs if np.isfinite(pair.candidate.scores).any()]
     if gathered and gathered.chosen:
@@ -59,7 +60,8 @@ def noisy_walks(forced: Forced, bar: float, seed: int) -> Control:
 
 
 def spoiled_scores(pair: Pair, bar: float, seed: int) -> Control:
-    """Replies of the candidate spoiled at random until the mean has dropped by TIMES the detectable effect."""
+    """Replies of the candidate spoiled at random until the mean has dropped by TIMES the detectable
+    effect."""
     a, b = pair.reference.scores, pair.candidate.scores
     clean = paired_difference(Paired(a, b), level=bar)
     mean = float(np.nanmean(b))

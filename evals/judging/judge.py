@@ -1,4 +1,5 @@
-"""Everything that a run has stored, judged: the decisions, the planted differences, and the tables beside them.
+"""Everything that a run has stored, judged: the decisions, the planted differences, and the tables beside
+them.
 
 What this catches: see ``compare`` and ``controls``. What it cannot do: ask anything; it reads the store.
 """
@@ -40,8 +41,8 @@ def judge(
     facts: Sequence[Mapping[str, Any]],
     rerun: int,
 ) -> Judged:
-    """``rows``: of both arms, all kinds; ``grades``: by task of the arms file, for each arm; ``rerun``: replicate number
-    of the reference's second run."""
+    """``rows``: of both arms, all kinds; ``grades``: by task of the arms file, for each arm; ``rerun``:
+    replicate number of the reference's second run."""
     pairs = [_pair(comparison, task, grades, rows) for task in comparison.tasks]
     gathered = _gathered(comparison, rows, walks) if comparison.forced else None
     partings = {

@@ -1,7 +1,7 @@
 """Replies of both arms as paired arrays [questions, repeats].
 
-What this catches: failures and cuts (NaN, never 0), questions that one arm lacks (left out here, refused by the
-guard). What it cannot catch: a question that changed under its name; the guard compares hashes.
+What this catches: failures and cuts (NaN, never 0), questions that one arm lacks (left out here, refused by
+the guard). What it cannot catch: a question that changed under its name; the guard compares hashes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ LONGEST_COMPARED = 256  # tokens of a reply that the two-sample test on tokens l
 
 @dataclass(frozen=True)
 class Side:
-    """One arm on one task: ``scores`` [questions, repeats], NaN where there is none; ``shares``: 0 or 1 for each
-    outcome that has a rate of its own; ``signals``: see ``evals.signals``; ``tokens``: [questions][repeats]."""
+    """One arm on one task: ``scores`` [questions, repeats], NaN where there is none; ``shares``: 0 or 1 for
+    each outcome that has a rate of its own; ``signals``: see ``evals.signals``; ``tokens``:
+    [questions][repeats]."""
 
     scores: np.ndarray
     shares: dict[str, np.ndarray]

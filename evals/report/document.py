@@ -34,8 +34,8 @@ def document(
     details: Mapping[str, Any],
     replay: str,
 ) -> Document:
-    """The verdict: ``overall`` of the decisions, error if the arms cannot be compared, and undecided if a planted
-    difference went unnoticed."""
+    """The verdict: ``overall`` of the decisions, error if the arms cannot be compared, and undecided if a
+    planted difference went unnoticed."""
     verdict, reasons = overall(decided)
     if comparability.differences:
         verdict, reasons = "error", [f"confounded: {each}" for each in comparability.differences]

@@ -64,7 +64,8 @@ def _arms(details: dict[str, Any]) -> str:
 
 
 def _scores(details: dict[str, Any]) -> Table:
-    """One line a task and arm: score as this suite counts it and as others do, and what became of the replies."""
+    """One line a task and arm: score as this suite counts it and as others do, and what became of the
+    replies."""
     table = _table(
         "task", "arm", "questions", "k", "score", "cut = 0", "unparsed", "cut", "failed", "tokens", "loops"
     )
@@ -105,7 +106,8 @@ def _speed(details: dict[str, Any]) -> Table:
         cells = []
         for name, _, form in SPEED:
             value = row.get(name)
-            cells.append("-" if value is None else f"{value:{form}}" if form else str(value))
+            known = isinstance(value, int | float)  # a server may not tell
+            cells.append(f"{value:{form}}" if form and known else "-" if value is None else str(value))
         table.add_row(*cells)
     return table
 

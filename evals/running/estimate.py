@@ -1,7 +1,8 @@
 """What a comparison is going to cost, said before it starts.
 
-What this catches: a run of days that was meant to be one of minutes. What it cannot know: how long replies will be; the
-longest that they can be is said, and for the in-process engine on this machine what earlier runs took.
+What this catches: a run of days that was meant to be one of minutes. What it cannot know: how long replies
+will be; the longest that they can be is said, and for the in-process engine on this machine what earlier
+runs took.
 """
 
 from __future__ import annotations

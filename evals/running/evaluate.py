@@ -1,7 +1,8 @@
-"""One arm: its tasks through lm-eval, its walks, a second run of the reference; everything goes into the store.
+"""One arm: its tasks through lm-eval, its walks, a second run of the reference; everything goes into the
+store.
 
-What this catches: replies that the store has already (not asked again), a server that goes away (what came is kept).
-What it cannot catch: differences between the arms; it sees one.
+What this catches: replies that the store has already (not asked again), a server that goes away (what came
+is kept). What it cannot catch: differences between the arms; it sees one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from evals.arms.config import Arm, Comparison
@@ -28,7 +30,8 @@ Graded = dict[tuple[str, str], list[Grade]]
 
 @dataclass
 class Answers:
-    """``grades``: (task, question) -> K grades, by task of the arms file; ``asked``: in the order of asking."""
+    """``grades``: (task, question) -> K grades, by task of the arms file; ``asked``: in the order of
+    asking."""
 
     grades: dict[str, Graded] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -63,7 +66,7 @@ class Side:
                 known,
                 self.comparison.seed,
                 self.progress.advance,
-                lambda count, task=task: self.progress.stage(f"{self.arm.name}: {task}", count),
+                partial(self.progress.stage, f"{self.arm.name}: {task}"),
             )
             answers.grades[task] = simple(lm, self.selection.load(self.comparison, task), self.selection)
             answers.asked += lm.asked
@@ -79,8 +82,8 @@ class Side:
         walk(self.engine, self.store, self.arm.name, walks, replicates, self.progress.advance)
 
     def rerun(self, asked: Sequence[Asked]) -> None:
-        """The first repeat of every question once more, same seed, in other company: how early does an arm part from
-        itself?"""
+        """The first repeat of every question once more, same seed, in other company: how early does an arm
+        part from itself?"""
         once = [each for each in asked if each.label.repeat == 0]
         labels = {each.request.key: replace(each.label, replicate=RERUN) for each in once}
         wanted = [replace(each.request, replicate=RERUN) for each in reversed(once)]

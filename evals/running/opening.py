@@ -1,7 +1,8 @@
 """From an arm's configuration to an engine that is up, and down again afterwards.
 
-What this catches: engine arguments that the engine does not have, models that are not there, servers that do not
-start (with the last lines of their log). What it cannot catch: an argument that a server accepts and ignores.
+What this catches: engine arguments that the engine does not have, models that are not there, servers that do
+not start (with the last lines of their log). What it cannot catch: an argument that a server accepts and
+ignores.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ def check(arm: Arm) -> None:
         folder = model_path(arm.model)
         if not (folder / "config.json").exists():
             raise UserError(
-                f"arms.{arm.name}: {folder} holds no model (no config.json); give the folder of a transformers model"
+                f"arms.{arm.name}: {folder} holds no model (no config.json); "
+                "give the folder of a transformers model"
             )
 
 
 @contextlib.contextmanager
 def opened(arm: Arm, log: Path, longest: int = 0) -> Iterator[Engine]:
-    """The arm's engine. ``log``: where a server that is started writes; ``longest``: tokens of the longest prompt and
-    reply, for an in-process engine whose cache lengths are not given."""
+    """The arm's engine. ``log``: where a server that is started writes; ``longest``: tokens of the longest
+    prompt and reply, for an in-process engine whose cache lengths are not given."""
     if arm.engine == "transformers":
         yield from _in_process(arm)
     elif arm.engine == "vllm_inprocess":
@@ -58,7 +60,8 @@ def _in_process(arm: Arm) -> Iterator[Engine]:
 
 
 def options_of(arm: Arm) -> Options:
-    """Engine arguments as options of the in-process engine. Raises UserError for unknown ones and wrong values."""
+    """Engine arguments as options of the in-process engine. Raises UserError for unknown ones and wrong
+    values."""
     from evals.engines.in_process import BACKENDS, Options
 
     known, where = [each.name for each in fields(Options)], f"arms.{arm.name}"
@@ -68,8 +71,9 @@ def options_of(arm: Arm) -> Options:
     options = build(Options, arm.engine_args, f"{where}: engine_args")
     for name, choice in (("backend", BACKENDS), ("dtype", DTYPES), ("device", DEVICES)):
         if getattr(options, name) not in choice:
+            wrong = getattr(options, name)
             raise UserError(
-                f"{where}: engine argument {name} must be one of {', '.join(choice)}, not '{getattr(options, name)}'"
+                f"{where}: engine argument {name} must be one of {', '.join(choice)}, not '{wrong}'"
             )
     if options.rows < 1 or options.threads < 0 or min(options.lengths, default=0) < 1:
         raise UserError(f"{where}: rows and lengths must be at least 1, threads at least 0")

@@ -1,7 +1,7 @@
 """What a run asks: which tasks, how many questions and repeats, from which data. Kept beside the samples.
 
-What this catches: a resumed run with another selection, unknown tasks, numbers below 1. What it cannot catch: data
-that changed between two runs; it is pinned by hash.
+What this catches: a resumed run with another selection, unknown tasks, numbers below 1. What it cannot
+catch: data that changed between two runs; it is pinned by hash.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from validation.errors import UserError
 
 FILE = "selection.json"
 OFFLINE = "offline"
-ITEMS = 24  # questions of a mirrored set, unless --limit says otherwise
+ITEMS = 30  # questions of a mirrored set, unless --limit says otherwise
 
 
 @dataclass(frozen=True)
 class Selection:
     """``arms``: file or name; ``tasks``: of the arms file, all if empty; ``limit``: questions of each task;
-    ``k``: replies to each (None: as the arms file says); ``data``: "mirrored", "hub" or a folder; ``forced``: tokens
-    to walk (None: as the arms file says, 0: none)."""
+    ``k``: replies to each (None: as the arms file says); ``data``: "mirrored", "hub" or a folder;
+    ``forced``: tokens to walk (None: as the arms file says, 0: none)."""
 
     arms: str = OFFLINE
     tasks: tuple[str, ...] = ()
@@ -48,7 +48,9 @@ class Selection:
         if self.k is not None:
             comparison = with_repeats(comparison, self.k)
         if comparison.forced and comparison.forced.replicates < 2:
-            raise UserError(f"{self.arms}: forced: replicates must be at least 2; noise is seen between replicates")
+            raise UserError(
+                f"{self.arms}: forced: replicates must be at least 2; noise is seen between replicates"
+            )
         if self.forced is not None and comparison.forced:
             if self.forced < 0:
                 raise UserError(f"--forced-tokens must not be negative, is {self.forced}")

@@ -1,10 +1,11 @@
 """Real comparisons of an arm with itself.
 
-The arm answers every question 2 K N times, each with a seed of its own; comparison i takes its own 2 K replies, half
-for either side, and its own walks in four replicates. No reply is used twice.
+The arm answers every question 2 K N times, each with a seed of its own; comparison i takes its own 2 K
+replies, half for either side, and its own walks in four replicates. No reply is used twice.
 
-What this catches: a test that alarms more often than its level says, on real replies and real rounding. What it
-cannot catch: what only many more comparisons would show; ``lockstep variance simulate`` runs 2,000 drawn ones.
+What this catches: a test that alarms more often than its level says, on real replies and real rounding. What
+it cannot catch: what only many more comparisons would show; ``lockstep variance simulate`` runs 2,000 drawn
+ones.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from validation.variance.rates import upper_limit
 
 @dataclass
 class Alarms:
-    """``made`` and ``raised`` by (comparison, test): runs with a p-value, and those with one at most the level.
-    ``different``: runs in which anything was called different after Holm."""
+    """``made`` and ``raised`` by (comparison, test): runs with a p-value, and those with one at most the
+    level. ``different``: runs in which anything was called different after Holm."""
 
     runs: int = 0
     different: int = 0
@@ -64,7 +65,8 @@ def alarms(
     repeats: int,
     runs: int,
 ) -> Alarms:
-    """Judge every run. ``rows``: free and forced ones of the one arm; ``grades``: by task of the arms file."""
+    """Judge every run. ``rows``: free and forced ones of the one arm; ``grades``: by task of the arms
+    file."""
     found = Alarms()
     for run in range(runs):
         pairs = [_pair(task, grades[task], rows, repeats, run) for task in comparison.tasks]

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from tiny_model import make_tiny_model  # noqa: E402
+from tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,5 @@
-"""Arms files and runs of ``lockstep evals`` small enough for tests: the tiny model, few questions, short replies."""
+"""Arms files and runs of ``lockstep evals`` small enough for tests: the tiny model, few questions, short
+replies."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ engine = "vllm"
 concurrency = 2
 request_timeout = 20.0
 [common.server]
-command = ["{{python}}", "{script}", "{{port}}", "--device=cpu", "--tensor-parallel-size=1", {words}]
+command = ["{{python}}", "{script}", "--port", "{{port}}", "--device=cpu",
+  "--tensor-parallel-size=1", {words}]
 start_timeout = 20.0
 stop_timeout = 3.0
 [common.environment]
@@ -74,13 +76,14 @@ top = 5
 margin = 0.005
 margin_reason = "a small number of the tests"
 """
-# The fake server with a context in which prompts find room. MARK: a file; while it is missing the server dies after
-# CRASH requests, and makes it. Options may come from TOY, which only one arm has.
+# The fake server with a context in which prompts find room. MARK: a file; while it is missing the server
+# dies after CRASH requests, and makes it. Options may come from TOY, which only one arm has.
 WRAPPER = """
 import os, sys
 sys.path.insert(0, {engines!r})
 import fake_server
 fake_server.LIMIT = 4096
+sys.argv.remove("--port")
 sys.argv += os.environ.get("TOY", "").split()
 mark = os.environ.get("MARK", "")
 if mark and not os.path.exists(mark):
@@ -106,15 +109,20 @@ def arms_file(
     path = folder / "small.toml"
     path.write_text(
         ARMS.format(
-            model=model, factor=factor, reference=reference, candidate=candidate, tokens=tokens, forced=forced,
-            lengths=lengths, top=top, margin=margin,
+            model=model, factor=factor, reference=reference, candidate=candidate, tokens=tokens,
+            forced=forced, lengths=lengths, top=top, margin=margin,
         )
     )  # fmt: skip
     return path
 
 
 def server_arms(
-    folder: Path, words: str = "", factor: str = "none", common: str = "", reference: str = "", candidate: str = ""
+    folder: Path,
+    words: str = "",
+    factor: str = "none",
+    common: str = "",
+    reference: str = "",
+    candidate: str = "",
 ) -> Path:
     """Two arms with the fake server."""
     script = folder / "server.py"

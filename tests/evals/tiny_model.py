@@ -1,4 +1,5 @@
-"""A Llama of 0.1 million random weights with a byte tokenizer: every engine test in a second, without a download."""
+"""A Llama of 0.1 million random weights with a byte tokenizer: every engine test in a second, without a
+download."""
 
 from __future__ import annotations
 

@@ -102,8 +102,9 @@ class CaseResult:
 
 @dataclass
 class Document:
-    """One run. ``skipped``: provider -> reason. ``controls``: provider-level negative controls. ``details``: what
-    only one layer has (tests with their intervals, facts of both arms, speed, signals), as plain data."""
+    """One run. ``skipped``: provider -> reason. ``controls``: provider-level negative controls. ``details``:
+    what only one layer has (tests with their intervals, facts of both arms, speed, signals), as plain
+    data."""
 
     command: str
     verdict: Verdict

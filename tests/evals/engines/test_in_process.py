@@ -1,4 +1,5 @@
-"""The in-process engine: right against a plain forward pass, the same whoever shares the batch, forced exactly."""
+"""The in-process engine: right against a plain forward pass, the same whoever shares the batch, forced
+exactly."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from evals.engines.api import Request, Response, Sampling
 from evals.engines.in_process import InProcessEngine, Options
 from validation.errors import UserError

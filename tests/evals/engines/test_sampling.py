@@ -1,4 +1,5 @@
-"""Draws follow the model's distribution, depend on nothing but seed, position and token, and respect the nucleus."""
+"""Draws follow the model's distribution, depend on nothing but seed, position and token, and respect the
+nucleus."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from evals.engines.sampling import Draw, drawn, look, nucleus
 from scipy import stats
+
+from evals.engines.sampling import Draw, drawn, look, nucleus
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 DRAWS = 4000

@@ -65,8 +65,13 @@ def test_reply_is_classed(reply: str, outcome: str) -> None:
     assert grade.score == (outcome == "right")
 
 
-def test_comma_between_thousands_is_no_list() -> None:
-    assert grade_aime(r"\boxed{1,234}", 1234).outcome == "right"
+@pytest.mark.parametrize("box", [r"\boxed{1,234}", r"\boxed{1{,}234}"])
+def test_comma_between_thousands_is_no_list(box: str) -> None:
+    assert grade_aime(box, 1234).outcome == "right"
+
+
+def test_escaped_brace_does_not_end_the_box() -> None:
+    assert aime.last_boxed(r"\boxed{\{7\}} or \boxed{a \} b}") == r"a \} b"
 
 
 def test_gold_with_leading_zeros_is_an_integer() -> None:

@@ -45,6 +45,8 @@ CASES = [
     ("K3, reasoning without end", f"{K3}Answer: B", "unparsed"),
     ("reasoning without end", "<think>Answer: B", "unparsed"),
     ("word", "Answer: Because it is hot", "unparsed"),
+    ("contraction", "Answer: A'right, it is copper", "unparsed"),
+    ("quotation mark after the letter", "Answer: B' it is", "right"),
     ("placeholder", "Answer: $LETTER", "unparsed"),
     ("letter out of range", "Answer: E", "unparsed"),
     ("letter alone", "B", "unparsed"),

@@ -71,3 +71,9 @@ def test_grade_survives_json(outcome: str) -> None:
     again = from_row(row)
     assert again.as_row() == row
     assert math.isnan(again.score) == math.isnan(score)
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_only_whole_replies_are_scored(outcome: str) -> None:
+    """An unparsed reply is a 0 that counts; a truncated or failed one has no score."""
+    assert Grade(0.0, outcome).scored == (outcome in ("right", "wrong", "unparsed"))  # type: ignore[arg-type]

@@ -15,8 +15,10 @@ from evals.report.document import document
 def gathered(number: int, noise: float = 1e-3):  # type: ignore[no-untyped-def]
     what = walks(number)
     rows = walked(what, noise=noise)
-    arms = [[r for r in rows if r.arm == a] for a in ("reference", "candidate")]
-    return gather({w.key: w.tokens for w in what}, *arms, (replicate_numbers(0, 2), replicate_numbers(1, 2)))
+    one, two = ([r for r in rows if r.arm == a] for a in ("reference", "candidate"))
+    return gather(
+        {w.key: w.tokens for w in what}, one, two, (replicate_numbers(0, 2), replicate_numbers(1, 2))
+    )
 
 
 def test_a_run_with_enough_replies_and_tokens_notices_both() -> None:
@@ -33,12 +35,14 @@ def test_two_questions_notice_nothing() -> None:
 def test_two_sequences_notice_nothing() -> None:
     """Three ways to relabel each: no p-value below 1/9."""
     few = gathered(2)
-    assert few.top and not noisy_walks(few.top, 0.05 / 20, 0).noticed
+    assert few.top
+    assert not noisy_walks(few.top, 0.05 / 20, 0).noticed
 
 
 def test_a_score_of_zero_cannot_drop() -> None:
     control = spoiled_scores(paired(np.zeros((QUESTIONS, REPEATS)), np.zeros((QUESTIONS, REPEATS))), 0.01, 0)
-    assert not control.noticed and "easier questions" in control.note
+    assert not control.noticed
+    assert "easier questions" in control.note
 
 
 def test_without_scores_no_drop_is_planted() -> None:
@@ -52,5 +56,11 @@ def test_a_missed_control_makes_a_pass_undecided() -> None:
     assert document(*words, judged.planted, Comparability(), {}, {}, "").verdict == "pass"
     missed = [type(c)(c.comparison, c.planted, False, c.note) for c in judged.planted]
     made = document(*words, missed, Comparability(), {}, {}, "")
-    assert made.verdict == "undecided" and "went unnoticed" in made.notes[0]
+    assert made.verdict == "undecided"
+    assert "went unnoticed" in made.notes[0]
     assert document(*words, [], Comparability(), {}, {}, "").verdict == "undecided"
+
+
+def test_the_bar_is_that_of_all_tests_of_the_run() -> None:
+    """Three sequences: no p-value below 1/27, enough for one test at 5 %, not for one of twenty."""
+    assert [controls([], gathered(3), 0.05, tests)[0].noticed for tests in (1, 20)] == [True, False]

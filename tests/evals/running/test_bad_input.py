@@ -1,4 +1,5 @@
-"""Tests of bad input: each ends in one line that names the remedy and exit status 3, before an engine starts."""
+"""Tests of bad input: each ends in one line that names the remedy and exit status 3, before an engine
+starts."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
         (["--k", "many"], "invalid int value"),
         (["--forced-tokens", "-1"], "--forced-tokens must not be negative"),
         (["--tasks", "mmlu"], "has no task 'mmlu'; it has aime25"),
-        (["--data", "/nowhere"], "data directory /nowhere does not exist; give 'hub', 'mirrored' or a directory"),
+        (
+            ["--data", "/nowhere"],
+            "data directory /nowhere does not exist; give 'hub', 'mirrored' or a directory",
+        ),
         (["--report-dir", "/dev/null"], "cannot write --report-dir /dev/null"),
         (["--json", "/nowhere/out.json"], "cannot write --json /nowhere/out.json"),
         (["--junit", "/dev/null/x"], "cannot write --junit /dev/null/x"),
@@ -53,7 +57,9 @@ def test_options(
 
 def test_an_unwritable_output_leaves_no_report_folder(tmp_path: Path, tiny_model: Path) -> None:
     reports = tmp_path / "reports"
-    lockstep("--arms", arms_file(tmp_path, tiny_model), "--report-dir", reports, "--json", "/nowhere/out.json")
+    lockstep(
+        "--arms", arms_file(tmp_path, tiny_model), "--report-dir", reports, "--json", "/nowhere/out.json"
+    )
     assert not reports.exists()
 
 
@@ -62,7 +68,10 @@ def test_an_unwritable_output_leaves_no_report_folder(tmp_path: Path, tiny_model
     [
         ("engine_args = {row = 4}", "unknown engine argument 'row'; did you mean 'rows'?"),
         ('engine_args = {backend = "inductorr"}', "backend must be one of eager, inductor, not 'inductorr'"),
-        ('engine_args = {dtype = "float31"}', "dtype must be one of float32, bfloat16, float16, not 'float31'"),
+        (
+            'engine_args = {dtype = "float31"}',
+            "dtype must be one of float32, bfloat16, float16, not 'float31'",
+        ),
         ('engine_args = {device = "tpu"}', "device must be one of cpu, cuda, not 'tpu'"),
         ('engine_args = {rows = "4"}', "rows must be an integer, not '4'"),
         ("engine_args = {rows = 0}", "rows and lengths must be at least 1"),
@@ -74,14 +83,17 @@ def test_an_unwritable_output_leaves_no_report_folder(tmp_path: Path, tiny_model
 def test_engine_arguments_of_the_candidate_are_checked_before_the_reference_runs(
     arguments: str, message: str, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    factor = "model" if arguments.startswith("model") else arguments.split("{")[-1].split(" ")[0].join(["engine_args.", ""])
+    factor = "model" if arguments.startswith("model") else f"engine_args.{arguments.split('{')[1].split()[0]}"
     arms = arms_file(tmp_path, tiny_model, factor, candidate=arguments)
     assert fresh(arms, tmp_path / "reports")[0] == 3
     line = said(capsys)
-    assert message in line and "candidate" in line
+    assert message in line
+    assert "candidate" in line
 
 
-def test_one_replicate_shows_no_noise(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_replicate_shows_no_noise(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arms = arms_file(tmp_path, tiny_model)
     arms.write_text(arms.read_text().replace("replicates = 2", "replicates = 1"))
     assert lockstep("--arms", arms, "--report-dir", tmp_path / "reports") == 3
@@ -97,7 +109,9 @@ def test_one_replicate_shows_no_noise(tmp_path: Path, tiny_model: Path, capsys: 
         ('factor = "none"\n', "there is no table [arms.reference]"),
     ],
 )
-def test_arms_files(text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arms_files(
+    text: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arms = tmp_path / "bad.toml"
     if text is not None:
         arms.write_text(text)
@@ -117,13 +131,16 @@ def test_data_that_changed(tmp_path: Path, tiny_model: Path, capsys: pytest.Capt
     data = data_folder(tmp_path / "data", "0" * 64)
     assert fresh(arms_file(tmp_path, tiny_model), tmp_path / "reports", "--data", data)[0] == 3
     line = said(capsys)
-    assert "has SHA-256" in line and "0000" in line and "download" in line
+    assert "has SHA-256" in line
+    assert "0000" in line
+    assert "download" in line
 
 
 def test_an_empty_data_folder(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     assert fresh(arms_file(tmp_path, tiny_model), tmp_path / "reports", "--data", tmp_path / "data")[0] == 3
-    assert "neither" in (line := said(capsys)) and "manifest.json" in line
+    assert "neither" in (line := said(capsys))
+    assert "manifest.json" in line
 
 
 def test_the_hub_offline(
@@ -136,12 +153,14 @@ def test_the_hub_offline(
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
     assert fresh(arms_file(tmp_path, tiny_model), tmp_path / "reports", "--data", "hub")[0] == 3
-    assert "cannot reach the hub" in (line := said(capsys)) and "--data mirrored" in line
+    assert "cannot reach the hub" in (line := said(capsys))
+    assert "--data mirrored" in line
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lockstep("--resume", tmp_path) == 3
-    assert "cannot resume" in (line := said(capsys)) and "report folder of a run of evals" in line
+    assert "cannot resume" in (line := said(capsys))
+    assert "report folder of a run of evals" in line
     (tmp_path / "selection.json").write_text('{"tasks": 3}')
     assert lockstep("--resume", tmp_path) == 3
     assert "cannot resume" in said(capsys)
@@ -149,7 +168,14 @@ def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(
     "words",
-    [["--limit", "3"], ["--arms", "offline"], ["--tasks", "mrcr"], ["--k", "2"], ["--data", "hub"], ["--forced-tokens", "0"]],
+    [
+        ["--limit", "3"],
+        ["--arms", "offline"],
+        ["--tasks", "mrcr"],
+        ["--k", "2"],
+        ["--data", "hub"],
+        ["--forced-tokens", "0"],
+    ],
 )
 def test_resume_takes_no_other_selection(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
