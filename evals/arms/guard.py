@@ -65,6 +65,10 @@ def guard(
     out = compare_facts(comparison.factor, comparison.implies, reference, candidate)
     if asked:
         out.differences += compare_asked(*asked)
+    for name, facts in (("reference", reference), ("candidate", candidate)):
+        if facts.get("seed") == "ignored":
+            why = f"{name} ignores seeds: its K replies may be copies of one, and nothing pairs with the other arm"
+            out.differences.append(Difference("seed", "-", "ignored", why, "F59"))
     for name, before, after in zip(
         ("reference", "candidate"), (reference, candidate), later or (), strict=False
     ):

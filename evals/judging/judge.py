@@ -136,7 +136,7 @@ def _score_rows(comparison: Comparison, each: Pair) -> list[dict[str, Any]]:
     ]
 
 
-def _score_row(side: Side) -> dict[str, float]:
+def _score_row(side: Side) -> dict[str, float | None]:
     cut = np.where(side.shares["truncated"] == 1, 0.0, side.scores)
     rates = {name: _mean(values) for name, values in side.shares.items()}
     signals = {name: _mean(side.signals[name]) for name in ("length", "loop", "stuck", "acceptance_length")}
@@ -144,9 +144,9 @@ def _score_row(side: Side) -> dict[str, float]:
     return {"score": _mean(side.scores), "score_cut_0": _mean(cut), **rates, **signals, **odd}
 
 
-def _mean(values: np.ndarray) -> float:
-    """Mean over what is known; NaN if nothing is."""
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+def _mean(values: np.ndarray) -> float | None:
+    """Mean over what is known; None if nothing is."""
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 def _speeds(comparison: Comparison, rows: Sequence[Row], facts: Sequence[Mapping[str, Any]]) -> list[Any]:

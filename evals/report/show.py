@@ -70,12 +70,11 @@ def _scores(details: dict[str, Any]) -> Table:
         "task", "arm", "questions", "k", "score", "cut = 0", "unparsed", "cut", "failed", "tokens", "loops"
     )
     for row in details.get("scores", []):
-        shares = [f"{100 * row[name]:.1f} %" for name in ("unparsed", "truncated", "failed")]
-        points = [f"{100 * row[name]:.1f}" for name in ("score", "score_cut_0")]
-        table.add_row(
-            row["task"], row["arm"], str(row["questions"]), str(row["repeats"]), *points, *shares,
-            f"{row['length']:.0f}", f"{100 * row['loop']:.1f} %",
-        )  # fmt: skip
+        shares = [_percent(row[name]) for name in ("unparsed", "truncated", "failed")]
+        points = ["-" if row[n] is None else f"{100 * row[n]:.1f}" for n in ("score", "score_cut_0")]
+        length = "-" if row["length"] is None else f"{row['length']:.0f}"
+        head = row["task"], row["arm"], str(row["questions"]), str(row["repeats"])
+        table.add_row(*head, *points, *shares, length, _percent(row["loop"]))
     return table
 
 
@@ -123,6 +122,10 @@ def _table(*titles: str) -> Table:
     for i, title in enumerate(titles):
         table.add_column(title, justify="left" if i < 2 or title == "verdict" else "right")
     return table
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _number(value: Any) -> str:
