@@ -97,8 +97,10 @@ class Forced:
     """The teacher-forced part: ``tokens`` in all, in sequences of ``length``, each walked ``replicates``
     times.
 
-    ``top``: most likely tokens reported at each position. ``margin``: mean Kullback-Leibler divergence in
-    nats per token below which the arms count as equivalent, and why it is that.
+    ``source``: the sequences are the reference's own "replies" to the tasks, or to short everyday "prompts"
+    (where the tasks' replies are too short to be walked). ``top``: most likely tokens reported at each
+    position. ``margin``: mean Kullback-Leibler divergence in nats per token below which the arms count as
+    equivalent, and why it is that.
     """
 
     margin: float
@@ -107,6 +109,7 @@ class Forced:
     length: int = 200
     replicates: int = 2
     top: int = 20
+    source: Literal["replies", "prompts"] = "replies"
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ def sampled_settings(comparison: Comparison) -> dict[str, Any]:
     for name, task in sorted(comparison.tasks.items()):
         settings |= {f"tasks.{name}.{k}": v for k, v in flat(asdict(task.sampling)).items()}
     if comparison.forced:
-        settings |= {f"forced.{k}": getattr(comparison.forced, k) for k in ("length", "top")}
+        settings |= {f"forced.{k}": getattr(comparison.forced, k) for k in ("length", "top", "source")}
     return settings
 
 

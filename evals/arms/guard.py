@@ -67,7 +67,7 @@ def guard(
         out.differences += compare_asked(*asked)
     for name, facts in (("reference", reference), ("candidate", candidate)):
         if facts.get("seed") == "ignored":
-            why = f"{name} ignores seeds: its K replies may be copies of one, and nothing pairs with the other arm"
+            why = f"{name} ignores seeds: its K replies may be copies of one, and nothing pairs the arms"
             out.differences.append(Difference("seed", "-", "ignored", why, "F59"))
     for name, before, after in zip(
         ("reference", "candidate"), (reference, candidate), later or (), strict=False

@@ -21,6 +21,7 @@ from evals.store.row import Label, Row, row_of
 from evals.store.store import Store
 
 TASK = "forced"
+PROMPTS = "prompts"  # task name of everyday prompts; only the reference answers them, to have what to walk
 TOP = 20
 SHORTEST = 8  # tokens; shorter replies say little beside their first token, which prefill computes
 

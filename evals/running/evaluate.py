@@ -14,14 +14,16 @@ from functools import partial
 from typing import Any
 
 from evals.arms.config import Arm, Comparison
-from evals.engines.api import Engine, Request, Response
-from evals.forced.walk import Walk, forced, walk
+from evals.engines.api import Engine, Request, Response, Sampling
+from evals.engines.hashing import seed_of, text_hash
+from evals.forced.walk import PROMPTS, Walk, forced, walk
 from evals.graders.outcome import Grade, from_row
 from evals.graders.reply import Reply
 from evals.lm import Asked, LockstepLM, question_of
 from evals.running.progress import Progress
 from evals.running.selection import Selection, parts
-from evals.store.row import Row, row_of
+from evals.sensitivity.prompts import texts
+from evals.store.row import Label, Row, row_of
 from evals.store.store import Store
 
 RERUN = 7  # replicate number of the reference's second run of the same seeds
@@ -80,6 +82,26 @@ class Side:
         )
         self.progress.stage(f"{self.arm.name}: forced walks", open_ones)
         walk(self.engine, self.store, self.arm.name, walks, replicates, self.progress.advance)
+
+    def prompted(self, tokens: int, length: int) -> list[Asked]:
+        """Ask short everyday prompts, so that there is something to walk; twice as many as full replies would
+        need."""
+        asked = []
+        for i, text in enumerate(texts(2 * tokens // length + 4)):
+            key, seed = f"{PROMPTS}/{i}/0", seed_of(PROMPTS, str(i), 0, self.comparison.seed)
+            message = {"role": "user", "content": text}
+            request = Request(key, seed, Sampling(1.0, 0.95, length), messages=(message,))
+            asked.append(Asked(request, Label("", self.arm.name, PROMPTS, str(i), text_hash(text.encode()))))
+        labels = {each.request.key: each.label for each in asked}
+        open_ones = self.store.remaining(self.arm.name, [each.request for each in asked])
+        self.progress.stage(f"{self.arm.name}: replies to be walked", len(open_ones))
+
+        def done(request: Request, response: Response) -> None:
+            self.store.add(row_of(labels[request.key], request, response))
+            self.progress.advance(request, response)
+
+        self.engine.run(open_ones, done)
+        return asked
 
     def rerun(self, asked: Sequence[Asked]) -> None:
         """The first repeat of every question once more, same seed, in other company: how early does an arm

@@ -18,7 +18,7 @@ from evals.arms.asked import asked_of
 from evals.arms.config import Arm, Comparison, sampled_settings
 from evals.arms.guard import Comparability, changed, guard
 from evals.engines.api import EngineLost
-from evals.forced.walk import Walk, choose, replicate_numbers
+from evals.forced.walk import PROMPTS, Walk, choose, replicate_numbers
 from evals.running.evaluate import Answers, Side
 from evals.running.opening import check, opened
 from evals.running.progress import Progress
@@ -109,14 +109,14 @@ def _one(side: Side, number: int, gone: Gone, folder: Path) -> None:
         gone.answers.append(side.answer())
         side.rerun(gone.answers[0].asked)
         if forced:
+            asked = gone.answers[0].asked
+            if forced.source == "prompts":
+                asked = side.prompted(forced.tokens, forced.length)
             rows = [
                 row for row in kept(folder) if row.arm == name and row.kind == "free" and row.replicate == 0
             ]
-            gone.walks = walks_of(
-                folder,
-                gone.answers[0].asked,
-                lambda: choose(gone.answers[0].requests, rows, forced.tokens, forced.length),
-            )
+            requests = [each.request for each in asked]
+            gone.walks = walks_of(folder, asked, lambda: choose(requests, rows, forced.tokens, forced.length))
             side.walk(gone.walks, replicates)
     else:
         if forced:
@@ -145,4 +145,5 @@ def kept(folder: Path, warn: Callable[[str], None] = lambda _: None) -> list[Row
 
 def free(rows: list[Row], arm: Arm) -> list[Row]:
     """The arm's answers to the tasks, without second runs and walks."""
-    return [row for row in rows if row.arm == arm.name and row.kind == "free" and row.replicate == 0]
+    mine = [row for row in rows if row.arm == arm.name and row.kind == "free" and row.replicate == 0]
+    return [row for row in mine if row.task != PROMPTS]

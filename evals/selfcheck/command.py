@@ -22,6 +22,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arms", default="offline", metavar="FILE", help="its reference arm is taken (default: offline)"
     )
+    parser.add_argument(
+        "--tasks", nargs="+", default=[], metavar="NAME", help="only these tasks of the arms file"
+    )
     parser.add_argument("--comparisons", type=int, default=50, metavar="N", help="how many (default: 50)")
     parser.add_argument(
         "--limit", type=int, default=8, metavar="N", help="questions of each task (default: 8)"
@@ -52,7 +55,9 @@ def main(options: argparse.Namespace, command: str) -> int:
     if options.json:
         check_writable(options.json, "--json")
     _quiet()
-    selection = Selection(options.arms, (), options.limit, options.k, "mirrored", options.forced_tokens)
+    selection = Selection(
+        options.arms, tuple(options.tasks), options.limit, options.k, "mirrored", options.forced_tokens
+    )
     comparison = selection.comparison()
     folder = options.resume or run.new_folder(
         options.report_dir or run.REPORTS, comparison.configuration_hash[:8]

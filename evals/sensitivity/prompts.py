@@ -42,16 +42,23 @@ NOUNS = (
 )
 
 
+def texts(count: int, at_least: int | None = None) -> list[str]:
+    """The first ``count`` prompts in an order that is always the same. Raises UserError if there are fewer
+    than ``at_least`` (default: ``count``)."""
+    every = [f"{o} the {a} {n}." for o, a, n in product(OPENINGS, ADJECTIVES.split(), NOUNS.split())]
+    needed = count if at_least is None else at_least
+    if needed > len(every):
+        raise UserError(f"{needed:,} prompts are needed and there are {len(every):,}; lower the tokens (--tokens, --sets)")
+    random.Random(0).shuffle(every)
+    return every[:count]
+
+
 def prompts(tokenize: Callable[[Request], list[int]], count: int) -> list[tuple[int, ...]]:
     """Token ids of ``count`` different prompts with the model's template, of as few lengths as possible:
     those of one length are prefilled together. The same for the same tokenizer and count."""
-    texts = [f"{o} the {a} {n}." for o, a, n in product(OPENINGS, ADJECTIVES.split(), NOUNS.split())]
-    if count > len(texts):
-        most = len(texts)
-        raise UserError(f"{count:,} prompts are needed and there are {most:,}; lower --tokens or --sets")
-    random.Random(0).shuffle(texts)
+    drawn = texts(3 * count + 64, at_least=count)
     by_length: dict[int, list[tuple[int, ...]]] = defaultdict(list)
-    for text in texts[: 3 * count + 64]:
+    for text in drawn:
         request = Request("", 0, messages=({"role": "user", "content": text},))
         ids = tuple(tokenize(request))
         by_length[len(ids)].append(ids)

@@ -74,7 +74,7 @@ def test_layers_choose_among_the_faults_of_layers_alone() -> None:
         (("--groups", "8"), "--groups must be at most 7"),
         (("--rows", "0"), "--rows must be at least 1"),
         (("--layers", "2"), "layers 0 to 1"),
-        (("--sets", "5000"), "lower --tokens or --sets"),
+        (("--sets", "5000"), "lower the tokens"),
         (("--dtype", "float7"), "float7"),
         (("--json", "/no/such/folder/x.json"), "--json"),
     ],
