@@ -153,6 +153,6 @@ def _speeds(comparison: Comparison, rows: Sequence[Row], facts: Sequence[Mapping
     found = []
     for arm, known in zip(comparison.arms, facts, strict=True):
         own = [row for row in rows if row.arm == arm.name and row.kind == "free" and row.replicate == 0]
-        for task in sorted({row.task for row in own if row.ok}):
+        for task in sorted({row.task for row in own if row.ok} - {PROMPTS}):
             found.append(speed_of([row for row in own if row.task == task], known, arm.concurrency))
     return found
