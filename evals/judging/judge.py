@@ -14,7 +14,7 @@ import numpy as np
 
 from evals.arms.config import Comparison
 from evals.forced.gather import Gathered, gather
-from evals.forced.walk import TASK, Walk, replicate_numbers
+from evals.forced.walk import PROMPTS, TASK, Walk, replicate_numbers
 from evals.judging.compare import Parting, decisions, walked_in_common
 from evals.judging.controls import Control, controls
 from evals.judging.scores import Graded, Pair, Side, pair
