@@ -48,7 +48,9 @@ def texts(count: int, at_least: int | None = None) -> list[str]:
     every = [f"{o} the {a} {n}." for o, a, n in product(OPENINGS, ADJECTIVES.split(), NOUNS.split())]
     needed = count if at_least is None else at_least
     if needed > len(every):
-        raise UserError(f"{needed:,} prompts are needed and there are {len(every):,}; lower the tokens (--tokens, --sets)")
+        raise UserError(
+            f"{needed:,} prompts are needed and there are {len(every):,}; lower the tokens (--tokens, --sets)"
+        )
     random.Random(0).shuffle(every)
     return every[:count]
 
