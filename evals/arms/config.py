@@ -101,6 +101,10 @@ class Forced:
     (where the tasks' replies are too short to be walked). ``top``: most likely tokens reported at each
     position. ``margin``: mean Kullback-Leibler divergence in nats per token below which the arms count as
     equivalent, and why it is that.
+
+    ``noise_ratio``: how many times the reference's rounding noise (mean square from replicate to replicate)
+    the candidate's may be. A backend may round elsewhere, and be quieter; 2 is a second rounding at every
+    site.
     """
 
     margin: float
@@ -110,6 +114,7 @@ class Forced:
     replicates: int = 2
     top: int = 20
     source: Literal["replies", "prompts"] = "replies"
+    noise_ratio: float = 2.0
 
 
 @dataclass(frozen=True)

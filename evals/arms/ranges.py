@@ -47,6 +47,8 @@ def check_forced(forced: Forced, where: str) -> None:
             raise UserError(f"{where}: {name} must be at least 1, not {getattr(forced, name)}")
     if forced.length > forced.tokens:
         raise UserError(f"{where}: length ({forced.length}) is more than tokens ({forced.tokens}); lower it")
+    if not forced.noise_ratio > 1:
+        raise UserError(f"{where}: noise_ratio must be more than 1, not {forced.noise_ratio}")
     _margin(forced.margin, forced.margin_reason, where, float("inf"), "nats per token")
 
 

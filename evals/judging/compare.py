@@ -78,10 +78,19 @@ def forced_tests(comparison: Comparison, gathered: Gathered | None) -> list[Plan
     return [
         (FORCED, crossed(most_likely, margin, level), at_most(margin)),
         (FORCED, bias(gathered.chosen, None, level), None),
-        (FORCED, noise_ratio(gathered.chosen, None, level), None),
+        noise_test(gathered, comparison.forced.noise_ratio, level),
         (FORCED, tails(gathered.chosen, level), None),
         (FORCED, nonfinite(gathered.chosen, level), None),
     ]
+
+
+def noise_test(gathered: Gathered, limit: float, level: float) -> Planned:
+    """The candidate's rounding noise against the reference's. Less noise is no fault, so the margin has one
+    end; where an arm repeats bit for bit there is no ratio to hold."""
+    assert gathered.chosen
+    test = noise_ratio(gathered.chosen, limit, level)
+    known = math.isfinite(test.effect) and math.isfinite(test.high)
+    return FORCED, test, at_most(limit) if known else None
 
 
 def task_tests(pair: Pair, margin: float, level: float) -> list[Planned]:
