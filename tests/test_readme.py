@@ -57,5 +57,5 @@ def test_every_session_and_command_it_names_exists() -> None:
     defined = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
     assert sessions
     assert sessions <= defined
-    named = set(re.findall(r"lockstep (kernels|replay|qualify|calibrate|\w+ --)", README))
+    named = set(re.findall(r"lockstep (kernels|replay|qualify|calibrate|\w+(?= --|`))", README))
     assert named <= {command.name for command in COMMANDS}

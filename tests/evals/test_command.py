@@ -90,7 +90,7 @@ def test_the_document_holds_tests_scores_speed_and_facts(whole: tuple[int, Path]
         "equivalence of scores",
     ) in tests
     assert [(r["questions"], r["repeats"], r["truncated"], r["score"]) for r in details["scores"]] == [
-        (2, 2, 1, "nan")
+        (2, 2, 1, None)
     ] * 2
     assert details["forced"]["tokens"] == 4 * 9
     assert details["forced"]["lost"] == {}
@@ -189,7 +189,7 @@ def test_prompts_longer_than_the_context_are_no_wrong_answers(tmp_path: Path, ti
     assert (status, made.verdict) == (2, "undecided")
     assert not [c for c in made.cases if c.verdict == "fail"]
     assert [(row["failed"], row["score"], row["unparsed"]) for row in made.details["scores"]] == [
-        (1, "nan", "nan")
+        (1, None, None)
     ] * 2
 
 
