@@ -165,7 +165,7 @@ def _quiet() -> None:
     )  # spinning threads are many times slower beside other work
     for name in ("TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "false" if name.startswith("TOK") else "1")
-    for name in ("lm_eval", "transformers"):
+    for name in ("lm_eval", "transformers", "math_verify", "latex2sympy2_extended"):
         logging.getLogger(name).setLevel(logging.ERROR)
     with contextlib.suppress(ImportError):
         import warnings

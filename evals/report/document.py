@@ -9,8 +9,9 @@ import datetime
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from evals.arms.config import Comparison
@@ -131,7 +132,7 @@ def environment(comparison: Comparison) -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.machine()}",
         **{package: _version(package) for package in PACKAGES},
         **commit(ROOT),
-        "configuration": _plain(asdict(comparison)),
+        "configuration": _plain(asdict(replace(comparison, source=Path(comparison.source).name))),
         "configuration_hash": comparison.configuration_hash,
     }
 

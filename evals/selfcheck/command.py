@@ -124,6 +124,7 @@ def record(
 ) -> dict[str, Any]:
     """The figures with where they come from."""
     from evals.report.document import environment
+    from validation.commands.measured import _without_outputs
 
     tests = [
         {
@@ -137,7 +138,7 @@ def record(
     ]
     return {
         "schema": "lockstep.measurement/1",
-        "command": command,
+        "command": _without_outputs(command),
         "environment": environment(comparison),
         "facts": facts,
         "level": comparison.alpha,
