@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from validation.errors import UserError
 
 if TYPE_CHECKING:
+    from evals.arms.config import Comparison
+    from evals.running.progress import Progress
     from evals.running.selection import Selection
     from validation.report.schema import Document
 
@@ -76,20 +78,22 @@ def main(options: argparse.Namespace, command: str) -> int:
     began = time.monotonic()
     try:
         with run._terminable():
-            document = carry_out(command, chosen, folder, progress)
+            document = carry_out(command, comparison, chosen, folder, progress)
     except KeyboardInterrupt:
         print(f"lockstep: interrupted; go on with: lockstep evals --resume {folder}", file=sys.stderr)
         return 130
     document.seconds = time.monotonic() - began
     if not options.resume:
         estimate.remember(cache_folder(), comparison, chosen, document.seconds)
-    from evals.report.show import show
+    from evals.report.show import as_text, show
 
-    write(document, folder)
+    run.write(document, folder, as_text)
     return conclude(document, options, folder, show, False)
 
 
-def carry_out(command: str, chosen: Selection, folder: Path, progress: object) -> Document:
+def carry_out(
+    command: str, comparison: Comparison, chosen: Selection, folder: Path, progress: Progress
+) -> Document:
     """Both arms and the judgement, as a document."""
     from evals.judging.judge import judge
     from evals.report.document import document
@@ -97,8 +101,7 @@ def carry_out(command: str, chosen: Selection, folder: Path, progress: object) -
     from evals.running.session import carry_out as both
     from evals.running.session import kept
 
-    comparison = chosen.comparison()
-    gone = both(comparison, chosen, folder, progress)  # type: ignore[arg-type]
+    gone = both(comparison, chosen, folder, progress)
     facts = dict(zip(("reference", "candidate"), gone.facts, strict=False))
     replay = f"lockstep evals --resume {folder}"
     if gone.comparability.differences or len(gone.answers) < 2:
@@ -108,17 +111,6 @@ def carry_out(command: str, chosen: Selection, folder: Path, progress: object) -
     return document(
         command, comparison, found.decided, found.planted, gone.comparability, facts, found.details, replay
     )
-
-
-def write(document: Document, folder: Path) -> None:
-    """results.json, junit.xml and report.txt."""
-    from evals.report.show import as_text
-    from validation.report.document import save, to_json
-    from validation.report.junit import to_junit
-
-    save(to_json(document), folder / "results.json")
-    save(to_junit(document), folder / "junit.xml")
-    save(as_text(document), folder / "report.txt")
 
 
 def _selected(options: argparse.Namespace) -> Selection:
@@ -160,9 +152,8 @@ def _quiet() -> None:
     """No chatter from libraries, and no network that nobody asked for."""
     import logging
 
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # spinning threads are many times slower beside other work
+    # Threads that spin are many times slower beside other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for name in ("TOKENIZERS_PARALLELISM", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(name, "false" if name.startswith("TOK") else "1")
     for name in ("lm_eval", "transformers", "math_verify", "latex2sympy2_extended"):

@@ -18,7 +18,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +188,11 @@ def assemble(
     return Document(command, decided, environment, cases, dict(plan.skipped), controls, records, notes)
 
 
-def write(document: Document, folder: Path) -> None:
-    """results.json, junit.xml and report.txt."""
+def write(document: Document, folder: Path, text: Callable[[Document], str] = as_text) -> None:
+    """results.json, junit.xml and report.txt; ``text`` makes the last."""
     save(to_json(document), folder / "results.json")
     save(to_junit(document), folder / "junit.xml")
-    save(as_text(document), folder / "report.txt")
+    save(text(document), folder / "report.txt")
 
 
 def _resumed(results: dict[str, CaseResult], before: dict[str, Any], now: dict[str, Any]) -> list[str]:

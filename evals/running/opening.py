@@ -38,9 +38,8 @@ def check(arm: Arm) -> None:
 
 
 @contextlib.contextmanager
-def opened(arm: Arm, log: Path, longest: int = 0) -> Iterator[Engine]:
-    """The arm's engine. ``log``: where a server that is started writes; ``longest``: tokens of the longest
-    prompt and reply, for an in-process engine whose cache lengths are not given."""
+def opened(arm: Arm, log: Path) -> Iterator[Engine]:
+    """The arm's engine. ``log``: where a server that is started writes."""
     if arm.engine == "transformers":
         yield from _in_process(arm)
     elif arm.engine == "vllm_inprocess":

@@ -35,7 +35,7 @@ SAMPLES = "samples"
 @dataclass
 class Gone:
     """What both arms left behind; index 0 is the reference. Facts: when the arm's first sample came (in an
-    earlier session, if the run was resumed), at the start and at the end of this session."""
+    earlier process, if the run was resumed), at the start and at the end of this one."""
 
     answers: list[Answers] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
@@ -59,11 +59,12 @@ def carry_out(comparison: Comparison, selection: Selection, folder: Path, progre
                 with opened(arm, folder / f"{arm.name}.log") as engine:
                     gone.facts.append(engine.facts())
                     check_forcing(comparison, gone.facts[-1])
-                    earlier = any(row.arm == arm.name for row in kept(folder))
+                    rows = kept(folder)
+                    earlier = any(row.arm == arm.name for row in rows)
                     gone.first.append(first_facts(folder, arm, gone.facts[-1], earlier))
                     if number and stops(comparison, gone):
                         break
-                    side = Side(comparison, selection, arm, engine, store, kept(folder), progress)
+                    side = Side(comparison, selection, arm, engine, store, rows, progress)
                     _one(side, number, gone, folder)
                     gone.later.append(engine.facts())
             except (EngineLost, UserError) as error:
