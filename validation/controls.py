@@ -7,7 +7,7 @@ sensitivity to subtle faults; ``lockstep qualify`` does, with faults planted ins
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -20,18 +20,27 @@ TILE = 8
 def planted(output: Output, observed: Tensor, before: Tensor) -> Iterator[Tensor]:
     """Faulty copies of ``observed``; ``before`` is the same view of the arguments before the run.
 
-    One element halved; a stale fragment of eight elements; for FP32 state, a
-    drift of 1e-3. A copy that happens to equal the original is not yielded.
+    Integers: a bit flipped; a stale fragment. Else: one element halved; a stale fragment of eight elements;
+    for FP32 state, a drift of 1e-3. A copy that happens to equal the original is not yielded.
     """
     usable = torch.isfinite(observed) & (observed != 0)
     if not bool(usable.any()):
         return
-    for fault in (
-        _one_element(observed, usable),
-        _stale_fragment(observed, before),
-        _drift(output, observed),
-    ):
-        if fault is not None and not torch.equal(fault.nan_to_num(1e30), observed.nan_to_num(1e30)):
+    if not observed.is_floating_point():
+        yield from _differing(observed, (_other_integer(observed), _stale_fragment(observed, before)))
+        return
+    yield from _differing(
+        observed,
+        (_one_element(observed, usable), _stale_fragment(observed, before), _drift(output, observed)),
+    )
+
+
+def _differing(observed: Tensor, faults: Iterable[Tensor | None]) -> Iterator[Tensor]:
+    for fault in faults:
+        if fault is None:
+            continue
+        same = (fault == observed) | ((fault != fault) & (observed != observed))
+        if not bool(same.all()):
             yield fault
 
 
@@ -39,6 +48,13 @@ def _one_element(observed: Tensor, usable: Tensor) -> Tensor:
     flat = int(torch.where(usable, observed.abs(), torch.zeros_like(observed)).argmax())
     fault = observed.clone(memory_format=torch.contiguous_format)
     fault.view(-1)[flat] *= 0.5
+    return fault
+
+
+def _other_integer(observed: Tensor) -> Tensor:
+    """The lowest bit of the first element is flipped."""
+    fault = observed.clone(memory_format=torch.contiguous_format)
+    fault.view(-1)[0] = fault.view(-1)[0] ^ 1
     return fault
 
 

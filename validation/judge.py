@@ -19,7 +19,9 @@ from validation.contracts import contract_named
 from validation.contracts.arena import Arena, Violation, store_returned
 from validation.contracts.contract import Case, Contract, Output, tensor_specs
 from validation.controls import planted
+from validation.dispatch.launches import disagreement, recorded
 from validation.numerics.arithmetic import Noise
+from validation.numerics.choices import Choice
 from validation.numerics.profile import Profile
 from validation.numerics.scores import Question, Statistic, judge
 from validation.numerics.value import Value
@@ -50,12 +52,18 @@ def judge_case(
     report = _Reporter(result, case, implementation, device)
     clean = on_device(contract.build(case), device)
     arena = Arena(contract, clean, device)
-    if not _run(arena, implementation, report):
+    with recorded() as launched:
+        ran = _run(arena, implementation, report)
+    result.kernels = launched
+    if not ran:
         return _closed(result, started)
+    if implementation.kernels is not None:
+        report.launches(implementation.kernels(case), launched)
     for violation in arena.check():
         report.violation(violation)
     observed = observe(contract, arena.outcome())
-    predicted = predict(contract, implementation.profile, device, mode, clean)
+    made = contract.adopt(clean, arena.outcome())
+    predicted = predict(contract, implementation.profile, device, mode, made)
     statistics = {}
     for output in contract.outputs:
         if output.name in predicted:
@@ -83,8 +91,8 @@ def observe(contract: Contract, arguments: Any) -> dict[str, Tensor]:
     }
 
 
-def predict(contract: Contract, profile: str, device: str, mode: str, clean: Any) -> dict[str, Value]:
-    """The noise reading of the reference under the named profile."""
+def predict(contract: Contract, profile: str, device: str, mode: str, clean: Any) -> dict[str, Any]:
+    """The noise reading of the reference under the named profile: a ``Value`` (or ``Choice``) by output."""
     chosen: Profile = contract.profiles[profile].on(device)
     if mode == "accuracy":
         chosen = chosen.accuracy()
@@ -95,7 +103,7 @@ def assess(
     contract: Contract,
     output: Output,
     observed: Tensor,
-    predicted: dict[str, Value],
+    predicted: dict[str, Any],
     share: float,
     raw: bool = False,
 ) -> list[Statistic]:
@@ -107,6 +115,8 @@ def assess(
     if output.exact:
         return [_bits(observed, value)]
     judged = sum(1 for o in contract.outputs if not o.exact and o.name in predicted)
+    if isinstance(value, Choice):
+        return [_choice(observed, value, share / judged)]
     question = Question(
         output.axes,
         output.format,
@@ -126,6 +136,15 @@ def _bits(observed: Tensor, value: Value) -> Statistic:
     count = int(wrong.sum())
     detail = f"{count} of {wrong.numel()} elements differ from the bit-exact result" if count else ""
     return Statistic("bits", float(count), 0.0, detail, wrong if count else None)
+
+
+def _choice(observed: Tensor, choice: Choice, share: float) -> Statistic:
+    """A discrete choice is admissible or it is not; noise decides which scores could have changed places."""
+    wrong = choice.wrong(observed, share)
+    count = int(wrong.sum())
+    detail = f"{count} of {wrong.numel()} choices are none that noise admits" if count else ""
+    where = wrong.unsqueeze(-1).expand(observed.shape) if count else None
+    return Statistic("choice", float(count), 0.0, detail, where)
 
 
 def _run(arena: Arena, implementation: Implementation, report: _Reporter) -> bool:
@@ -149,7 +168,7 @@ def _control(
     contract: Contract,
     clean: Any,
     observed: dict[str, Tensor],
-    predicted: dict[str, Value],
+    predicted: dict[str, Any],
     share: float,
     result: CaseResult,
 ) -> None:
@@ -226,13 +245,20 @@ class _Reporter:
             )
         )
 
+    def launches(self, expected: tuple[str, ...], launched: list[str]) -> None:
+        self.result.scores.append(Score("", "dispatch", float(list(expected) != launched), 0.0))
+        if message := disagreement(expected, launched):
+            self.add("dispatch", "", 1.0, 0.0, "", message)
+
     def violation(self, violation: Violation) -> None:
         where = "" if violation.mask is None else describe(violation.mask.cpu(), violation.axes)
         count = 1.0 if violation.mask is None else float(violation.mask.sum())
         self.result.scores.append(Score(violation.field, violation.statistic, count, 0.0))
         self.add(violation.statistic, violation.field, count, 0.0, where, violation.message)
 
-    def output(self, output: Output, statistics: list[Statistic], observed: Tensor, value: Value) -> None:
+    def output(
+        self, output: Output, statistics: list[Statistic], observed: Tensor, value: Value | Choice
+    ) -> None:
         for s in statistics:
             excess, limit = s.surplus
             self.result.scores.append(Score(output.name, s.name, excess, limit))

@@ -22,6 +22,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from validation.dispatch.table import Route
 from validation.errors import Unavailable, UserError
 from validation.plugin_file import import_file
 from validation.trace import describe
@@ -46,7 +47,8 @@ class Implementation:
 
     ``profile`` names one of the contract's profiles. ``requires`` are importable packages, ``devices`` the
     device kinds it runs on. ``supports(case)`` returns None or the reason why it does not serve a case.
-    ``deterministic`` promises bit-equal results of equal calls.
+    ``deterministic`` promises bit-equal results of equal calls. ``kernels(case)`` names the Triton kernels
+    that it launches for a case, in order: what is launched is compared. ``table`` is its dispatch table.
     """
 
     op: str
@@ -57,6 +59,8 @@ class Implementation:
     devices: tuple[str, ...] = ("cpu", "cuda")
     supports: Callable[[Any], str | None] = lambda case: None
     deterministic: bool = True
+    kernels: Callable[[Any], tuple[str, ...]] | None = None
+    table: tuple[Route, ...] = ()
 
     def missing(self, device: str) -> str | None:
         """Why this cannot run here on ``device``, or None."""
@@ -86,6 +90,8 @@ def implements(
     devices: tuple[str, ...] = ("cpu", "cuda"),
     supports: Callable[[Any], str | None] = lambda case: None,
     deterministic: bool = True,
+    kernels: Callable[[Any], tuple[str, ...]] | None = None,
+    table: tuple[Route, ...] = (),
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     """Register the decorated function as ``provider``'s implementation of ``op``.
 
@@ -99,7 +105,16 @@ def implements(
         _check_signature(op, provider, function)
         _claim(op, provider, function)
         _REGISTRY[op, provider] = Implementation(
-            op, provider, profile, function, requires, devices, supports, deterministic
+            op,
+            provider,
+            profile,
+            function,
+            requires,
+            devices,
+            supports,
+            deterministic,
+            kernels,
+            table,
         )
         return function
 

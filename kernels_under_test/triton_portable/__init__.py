@@ -10,32 +10,42 @@ What they cannot show: clusters, mailboxes, programmatic launches and the subjec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from kernels_under_test import interpreter
 
 interpreter.prepare()
 
-from kernels_under_test.triton_portable.attn_res import attn_res  # noqa: E402
-from kernels_under_test.triton_portable.kda import kda_decode, kda_verify  # noqa: E402
-from kernels_under_test.triton_portable.projection import projection  # noqa: E402
 from validation.providers import implements  # noqa: E402
 
-OPERATIONS: dict[str, Callable[[Any], Any]] = {
-    "attn_res": attn_res,
-    "projection": projection,
-    "kda_decode": kda_decode,
-    "kda_verify": kda_verify,
-}
+# Each module has OPERATIONS: operation -> what ``implements`` takes (``function``, and where it has them
+# ``kernels``, ``table``, ``supports``, ``profile``).
+MODULES = (
+    "vocabulary", "attn_res", "projection", "kda", "mla_query", "mla_attention", "mla_value", "mla_dcp",
+    "oproj", "dense_mlp", "moe_front", "route", "mx_quantize", "experts", "shared_expert", "moe_tail",
+    "small_batch", "prefetch",
+)  # fmt: skip
 
 
-def register(provider: str, devices: tuple[str, ...] = ("cpu", "cuda")) -> None:
-    """Register the four operations under a provider's name."""
-    for op, function in OPERATIONS.items():
-        implements(op, provider=provider, profile="specialized", requires=("triton",), devices=devices)(
-            function
-        )
+def operations() -> dict[str, dict[str, Any]]:
+    """Every operation of the package with what it declares, in the order of the decode step."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in MODULES:
+        if find_spec(f"{__name__}.{name}"):  # TEMPORARY: operations under construction
+            found |= import_module(f"{__name__}.{name}").OPERATIONS
+    return found
+
+
+def register(provider: str, devices: tuple[str, ...] = ("cpu", "cuda"), only: tuple[str, ...] = ()) -> None:
+    """Register the operations (``only`` some of them) under a provider's name."""
+    for op, declared in operations().items():
+        if only and op not in only:
+            continue
+        options = {"profile": "specialized", "requires": ("triton",), "devices": devices} | declared
+        function = options.pop("function")
+        implements(op, provider=provider, **options)(function)
 
 
 if interpreter.is_corrected():

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.triton_portable.launch import need_dense_last_axis, power_of_two
+from validation.dispatch.table import Route
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -178,3 +179,9 @@ def attn_res(a: AttnResArguments) -> None:
         SLOTS=MAX_BLOCKS,
         num_warps=min(16, max(1, block // 512)),
     )
+
+
+TABLE = (Route(rows=1 << 30, kernels=("attn_res_kernel",)),)
+OPERATIONS = {
+    "attn_res": {"function": attn_res, "kernels": lambda case: ("attn_res_kernel",), "table": TABLE},
+}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernels_under_test.triton_portable.kda_kernel import kda_kernel
 from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
+from validation.dispatch.table import Route
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,3 +80,10 @@ def _launch(a: KdaArguments, verify: bool) -> None:
         RANK_STEP=power_of_two(a.rank) if interpreted(a.state) else 32,
         num_warps=8 if block >= 128 else 4,
     )
+
+
+TABLE = (Route(rows=1 << 30, kernels=("kda_kernel",)),)
+OPERATIONS = {
+    name: {"function": function, "kernels": lambda case: ("kda_kernel",), "table": TABLE}
+    for name, function in (("kda_decode", kda_decode), ("kda_verify", kda_verify))
+}

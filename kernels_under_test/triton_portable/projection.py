@@ -21,11 +21,13 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis
+from validation.dispatch.table import Route
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from validation.contracts.arguments import ProjectionArguments
+    from validation.contracts.contract import Case
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,24 @@ def _split_k(x: Tensor, weight: Tensor, out: Tensor, tactic: Tactic, columns: in
     add_splits_kernel[triton.cdiv(n, 1024), batch](
         partial, out, out.stride(0), batch, n, tactic.splits, BLOCK=1024
     )
+
+
+def kernels(case: Case) -> tuple[str, ...]:
+    """What ``projection`` launches for a case."""
+    return ("skinny_kernel",) if case["rows"] <= 2 else ("split_k_kernel", "add_splits_kernel")
+
+
+TABLE = tuple(
+    Route(
+        rows=rows,
+        kernels=("skinny_kernel",) if tactic.kernel == "skinny" else ("split_k_kernel", "add_splits_kernel"),
+        settings={
+            "rows": tactic.rows,
+            "columns": tactic.columns,
+            "step": tactic.step,
+            "splits": tactic.splits,
+        },
+    )
+    for rows, tactic in TACTICS.items()
+)
+OPERATIONS = {"projection": {"function": projection, "kernels": kernels, "table": TABLE}}

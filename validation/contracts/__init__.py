@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
 from validation.contracts.contract import Contract
 from validation.errors import UserError
+
+# Module under this package and name in it, in the order of the decode step.
+_CONTRACTS = (
+    ("vocabulary.embedding", "CONTRACT"),
+    ("attn_res", "CONTRACT"),
+    ("projection", "CONTRACT"),
+    ("kda", "DECODE"),
+    ("kda", "VERIFY"),
+    ("mla.query", "CONTRACT"),
+    ("mla.attention", "CONTRACT"),
+    ("mla.value", "CONTRACT"),
+    ("mla.dcp", "CONTRACT"),
+    ("oproj", "CONTRACT"),
+    ("dense", "CONTRACT"),
+    ("moe.front", "CONTRACT"),
+    ("moe.route", "CONTRACT"),
+    ("moe.quantize", "CONTRACT"),
+    ("moe.experts", "CONTRACT"),
+    ("moe.shared", "CONTRACT"),
+    ("moe.tail", "CONTRACT"),
+    ("moe.small_batch", "CONTRACT"),
+    ("vocabulary.logits", "CONTRACT"),
+    ("prefetch", "CONTRACT"),
+)
 
 
 @cache
 def contracts() -> dict[str, Contract]:
     """All contracts by name, in the order of the decode step."""
-    from validation.contracts import attn_res, kda, projection
-
-    found = (attn_res.CONTRACT, projection.CONTRACT, kda.DECODE, kda.VERIFY)
+    found = [getattr(import_module(f"{__name__}.{module}"), name) for module, name in _present()]
     return {contract.name: contract for contract in found}
+
+
+def _present() -> list[tuple[str, str]]:
+    from pathlib import Path  # TEMPORARY: operations under construction
+
+    here = Path(__file__).parent
+    return [(m, n) for m, n in _CONTRACTS if (here / (m.replace(".", "/") + ".py")).is_file()]
 
 
 def contract_named(name: str) -> Contract:

@@ -120,7 +120,7 @@ class Output:
     are groups of axes whose statistics are taken separately. ``shared`` names the axes along which one
     source of noise may move all elements together (a scalar of the head; a state's error stays through all
     tokens). ``present`` says whether the case has
-    this output.
+    this output. A discrete choice (ids of a top-k) is predicted as ``validation.numerics.choices.Choice``.
     """
 
     name: str
@@ -156,6 +156,7 @@ class Contract:
     touched: Callable[[Any], Mapping[str, torch.Tensor]]
     profiles: Mapping[str, Any]
     strides: Callable[[Any], Mapping[str, tuple[int, ...]]] = lambda arguments: {}
+    adopt: Callable[[Any, Any], Any] = lambda clean, outcome: clean
 
     def regime(self, name: str) -> Regime:
         for regime in self.regimes:

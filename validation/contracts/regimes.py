@@ -7,6 +7,7 @@ permuted, what must not be read is poisoned.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import torch
 from torch import Generator, Tensor
@@ -33,6 +34,17 @@ def uniform(g: Generator, *shape: int) -> Tensor:
 def outliers(g: Generator, width: int) -> Tensor:
     """Three column numbers that carry outliers."""
     return torch.randperm(width, generator=g)[:3]
+
+
+@lru_cache(maxsize=6)
+def shared_weight(name: str, group: int, *shape: int, scale: float = 1.0) -> Tensor:
+    """A BF16 weight, normal with deviation ``scale``, equal for all cases that name the same group.
+
+    Drawing tens of millions of numbers takes longer than judging them: a contract passes ``case.seed // 100``,
+    so that a hundred neighbouring seeds share it. Must not be modified.
+    """
+    g = generator(Case.of(name, "weight", group, **{f"axis{i}": n for i, n in enumerate(shape)}))
+    return (normal(g, *shape) * scale).bfloat16()
 
 
 def sparse_slots(g: Generator, count: int) -> Tensor:

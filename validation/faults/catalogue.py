@@ -8,29 +8,15 @@ one finding in its one case.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from validation.contracts.contract import Case
 from validation.faults import attn_res_step, kda_step, projection_step
+from validation.faults.fault import Fault
 from validation.faults.orders import LIBRARY, Order
 from validation.providers import Implementation
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One planted fault in one case; ``profile`` is the profile it is judged by."""
-
-    name: str
-    what: str
-    case: Case
-    profile: str
-    function: Callable[[Any], None]
-
-    def implementation(self) -> Implementation:
-        return Implementation(self.case.op, f"planted {self.name}", self.profile, self.function)
-
 
 # One case a position of AttnRes: the subject's width, three rows, five blocks.
 _ATTN_RES_POSITIONS = {
@@ -83,11 +69,34 @@ def _kda_verify() -> Iterator[Fault]:
         yield Fault(name, what, case, "specialized", partial(kda_step.run, order=LIBRARY, fault=name))
 
 
+# Steps that say themselves what their faults (``faults()``) and honest kernels (``run(a, order,
+# profile=...)``) are, by operation.
+_STEPS = (
+    "embedding", "mla_query", "mla_attention", "mla_value", "mla_dcp", "oproj", "dense_mlp", "moe_front",
+    "route", "mx_quantize", "experts", "shared_expert", "moe_tail", "small_batch", "logits", "prefetch",
+)  # fmt: skip
+
+
+def _step(op: str) -> Any:
+    return import_module(f"validation.faults.{op}_step")
+
+
+def _present() -> list[str]:
+    from pathlib import Path  # TEMPORARY: operations under construction
+
+    return [op for op in _STEPS if (Path(__file__).parent / f"{op}_step.py").is_file()]
+
+
+def _of_step(op: str) -> Iterator[Fault]:
+    return _step(op).faults()
+
+
 FAULTS: dict[str, Callable[[], Iterator[Fault]]] = {
     "attn_res": _attn_res,
     "projection": _projection,
     "kda_decode": _kda_decode,
     "kda_verify": _kda_verify,
+    **{op: partial(_of_step, op) for op in _present()},
 }
 
 
@@ -99,4 +108,5 @@ def honest(op: str, profile: str, order: Order) -> Implementation:
         "kda_decode": partial(kda_step.run, stock=profile == "stock"),
         "kda_verify": partial(kda_step.run, stock=profile == "stock"),
     }
-    return Implementation(op, f"honest, {order.name}", profile, partial(functions[op], order=order))
+    function = functions.get(op) or partial(_step(op).run, profile=profile)
+    return Implementation(op, f"honest, {order.name}", profile, partial(function, order=order))

@@ -131,17 +131,17 @@ class Arithmetic:
 
     def divide(self, a: Value, b: Value | Tensor | float) -> Value:
         b = self._lift(b, a)
-        carried = self._product(a, self._through(b, 1 / b.mean, -1 / (b.mean * b.mean)))
+        carried = self._product(a, self.through(b, 1 / b.mean, -1 / (b.mean * b.mean)))
         return self._rounded32(a.mean / b.mean, carried, self._functions["divide"].ulps)
 
     def square(self, a: Value) -> Value:
         """a * a; the two factors are one, so its error counts twice, not in quadrature."""
-        carried = self._through(a, a.mean * a.mean, 2 * a.mean)
+        carried = self.through(a, a.mean * a.mean, 2 * a.mean)
         if 2 * a.bits <= FP32_BITS or not self.noisy:
             return carried
         return self._rounded32(carried.mean, carried)
 
-    def _through(self, x: Value, mean: Tensor, slope: Tensor) -> Value:
+    def through(self, x: Value, mean: Tensor, slope: Tensor) -> Value:
         """First-order propagation of the noise of ``x`` through a function with that value and slope."""
         if not self.noisy:
             return Value(self, mean)
@@ -159,7 +159,7 @@ class Arithmetic:
     def _function(self, name: str, x: Value, mean: Tensor, slope: Callable[[], Tensor]) -> Value:
         if not self.noisy:
             return Value(self, mean)
-        carried = self._through(x, mean, slope())
+        carried = self.through(x, mean, slope())
         error = self._functions[name]
         extra = None
         if error.ulps_per_argument:
@@ -171,9 +171,35 @@ class Arithmetic:
         mean = torch.exp(x.mean)
         return self._function("exp", x, mean, lambda: mean)
 
+    def exp2(self, x: Value) -> Value:
+        mean = torch.exp2(x.mean)
+        return self._function("exp2", x, mean, lambda: mean * math.log(2))
+
+    def log2(self, x: Value) -> Value:
+        mean = torch.log2(x.mean)
+        return self._function("log", x, mean, lambda: 1 / (x.mean * math.log(2)))
+
     def tanh(self, x: Value) -> Value:
+        """tanh(x) by a library function, or ("exponential") as 1 - 2 / (exp(2 |x|) + 1) with the sign of x,
+        which loses relative accuracy near 0: the last difference is of numbers near 1."""
         mean = torch.tanh(x.mean)
-        return self._function("tanh", x, mean, lambda: 1 - mean * mean)
+        if not self.noisy:
+            return Value(self, mean)
+        slope = 1 - mean * mean
+        if self.algebra("tanh", "library") == "library":
+            return self._function("tanh", x, mean, lambda: slope)
+        part = 1 - mean.abs()  # 2 / (exp(2 |x|) + 1)
+        exp, divide = self._functions["exp"], self._functions["divide"]
+        worst = exp.ulps + exp.ulps_per_argument * 2 * x.mean.abs()
+        in_ulps = (
+            ((0.25 + (worst - 0.5).clamp(min=0) ** 2) / 3) * (1 - part / 2) ** 2
+            + variance_in_ulps(0.5)
+            + variance_in_ulps(divide.ulps)
+        )
+        ulp = FP32.spacing(part)
+        carried = self.through(x, mean, slope)
+        carried.variance = accumulate(carried.variance, ulp * ulp * in_ulps)
+        return self._rounded32(mean, carried)
 
     def rsqrt(self, x: Value) -> Value:
         mean = torch.rsqrt(x.mean)
@@ -185,7 +211,7 @@ class Arithmetic:
         mean = torch.sigmoid(x.mean)
         if not self.noisy:
             return Value(self, mean)
-        carried = self._through(x, mean, mean * (1 - mean))
+        carried = self.through(x, mean, mean * (1 - mean))
         exp = self._functions["exp"]
         worst = exp.ulps + exp.ulps_per_argument * x.mean.abs()
         # exp's error enters with weight 1 - mean, the addition's with 1, the division's with its own bound.
@@ -202,7 +228,7 @@ class Arithmetic:
         product = self.multiply(Value(self, x.mean), gate)
         if not self.noisy:
             return product
-        carried = self._through(x, product.mean, gate.mean * (1 + x.mean * (1 - gate.mean)))
+        carried = self.through(x, product.mean, gate.mean * (1 + x.mean * (1 - gate.mean)))
         return Value(
             self,
             product.mean,
@@ -210,6 +236,13 @@ class Arithmetic:
             carried.jump_variance,
             carried.jump,
         )
+
+    def maximum(self, x: Value, dim: int, *, keepdim: bool = False) -> Value:
+        """The largest along ``dim`` with the noise of the one that is largest. What is only subtracted and
+        cancels (the maximum of a softmax) should be taken from ``mean`` instead."""
+        at = x.mean.argmax(dim, keepdim=True)
+        top = x.map(lambda part: part.expand(x.shape).gather(dim, at))
+        return top if keepdim else top.map(lambda part: part.squeeze(dim))
 
     def softmax(self, x: Value, dim: int) -> Value:
         """exp(x - max) over its sum; the subtracted maximum cancels, so it carries no noise."""
@@ -237,12 +270,29 @@ class Arithmetic:
 
     def sum_of_squares(self, x: Value, dim: int, *, keepdim: bool = False) -> Value:
         """Sum of x * x along ``dim``."""
-        terms = self._through(x, x.mean * x.mean, 2 * x.mean)
+        terms = self.through(x, x.mean * x.mean, 2 * x.mean)
         total = terms.mean.sum(dim, keepdim=keepdim)
         if not self.noisy:
             return Value(self, total)
         squares = (terms.mean * terms.mean).sum(dim, keepdim=keepdim)
         return self._reduced(terms, total, squares, dim, keepdim, self._sums())
+
+    def rank_sum(self, x: Value, dim: int, site: str) -> Value:
+        """FP32 sum over ranks in the order that the profile declares for ``site`` (``algebra``):
+
+        ``any`` (the default: a framework's all-reduce), ``rank`` (0, 1, ...), ``four_groups`` (consecutive
+        groups of a quarter of the ranks, each in rank order, then the four results in order) or ``pairwise``
+        (a tree). In a declared order the sum of shards that are known to the bit is known to the bit.
+        """
+        order = self.algebra(site, "any")
+        ranks = x.shape[dim]
+        if self.rounds and order != "any" and x.variance is None and x.jump is None:
+            return Value(self, _summed_in_order(x.mean.float(), dim, order).double())
+        groups = {"rank": ranks, "any": ranks, "four_groups": -(-ranks // 4), "pairwise": 1}[order]
+        total = x.mean.sum(dim)
+        if not self.noisy:
+            return Value(self, total)
+        return self._reduced(x, total, (x.mean * x.mean).sum(dim), dim, False, Reduction(chain=groups))
 
     def _sums(self) -> Reduction:
         assert self.profile is not None
@@ -363,6 +413,27 @@ class Arithmetic:
 
         mean = join([v.mean for v in values])
         return Value(self, mean, part(0), part(1), part(2), bits=max(v.bits for v in values))
+
+
+def _summed_in_order(x: Tensor, dim: int, order: str) -> Tensor:
+    """FP32 tensors along ``dim`` added one by one in a named order; see ``Arithmetic.rank_sum``."""
+
+    def chain(parts: list[Tensor]) -> Tensor:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    parts = list(x.unbind(dim))
+    if order == "rank":
+        return chain(parts)
+    if order == "four_groups":
+        size = -(-len(parts) // 4)
+        return chain([chain(parts[start : start + size]) for start in range(0, len(parts), size)])
+    while len(parts) > 1:
+        halves = [a + b for a, b in zip(parts[0::2], parts[1::2], strict=False)]
+        parts = halves + parts[len(halves) * 2 :]
+    return parts[0]
 
 
 def _spread(part: Tensor | None, like: Tensor) -> Tensor | None:

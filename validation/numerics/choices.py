@@ -48,6 +48,50 @@ class AdmissibleSet:
         )
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Prediction of an output that holds the ids of the ``size`` largest ``scores`` (last axis).
+
+    ``ordered``: ids come by descending score. ``lowest_first``: of scores that are equal to the bit (and
+    exactly known) the lower id wins.
+    """
+
+    scores: Value
+    size: int
+    ordered: bool = False
+    lowest_first: bool = False
+
+    @property
+    def mean(self) -> Tensor:
+        """The ids without noise, ties to the lower id: what a report shows as expected. float64"""
+        order = self.scores.mean.sort(dim=-1, descending=True, stable=True).indices
+        return order[..., : self.size].double()
+
+    def wrong(self, chosen: Tensor, share: float) -> Tensor:
+        """Rows of ``chosen`` [..., size] that are no admissible answer. bool [...]"""
+        bad = top_k(self.scores, self.size, share).wrong(chosen)
+        safe = chosen.long().clamp(0, self.scores.shape[-1] - 1)
+        if self.ordered:
+            bad = bad | self._out_of_order(safe, share)
+        if self.lowest_first and self.scores.variance is None:
+            bad = bad | self._ties_broken_high(safe)
+        return bad
+
+    def _out_of_order(self, chosen: Tensor, share: float) -> Tensor:
+        mean = gather_choice(self.scores, chosen)
+        width = half_width(mean, share, self.scores.mean.numel())
+        return (mean.mean[..., 1:] - width[..., 1:] > mean.mean[..., :-1] + width[..., :-1]).any(-1)
+
+    def _ties_broken_high(self, chosen: Tensor) -> Tensor:
+        """A left-out candidate equals a chosen one of higher id."""
+        scores = self.scores.mean
+        taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+        mine = scores.gather(-1, chosen)
+        ids = torch.arange(scores.shape[-1], device=scores.device)
+        rival = ~taken.unsqueeze(-2) & (scores.unsqueeze(-2) == mine.unsqueeze(-1))
+        return (rival & (ids < chosen.unsqueeze(-1))).any(-1).any(-1)
+
+
 def half_width(value: Value, share: float, tests: float) -> Tensor:
     """How far each element may lie from its mean at ``share`` spread over ``tests``."""
     variance = torch.zeros_like(value.mean) if value.variance is None else value.variance

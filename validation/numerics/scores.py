@@ -228,14 +228,18 @@ def _sliced(
 ) -> list[Statistic]:
     """Mean square, bias and projection, the worst over the whole tensor and every slice.
 
-    Elements that a rare jump may hit are judged by their excess alone, exactly predicted ones (padding, zero
-    rows) carry no noise to measure by: neither is counted here.
+    Elements that a rare jump larger than their deviation may hit are judged by their excess alone, exactly
+    predicted ones (padding, zero rows) carry no noise to measure by: neither is counted here.
     """
     spacing = fmt.spacing(fmt.round(y))
-    deviation = torch.sqrt(noise.variance + spacing * spacing / 12)
+    store = spacing * spacing / 12
+    # An FP32 result's last operation rounds it to its grid: that error is in the prediction already.
+    squared = torch.maximum(noise.variance, store) if fmt is FP32 else noise.variance + store
     counted = noise.variance > 0
-    if noise.jump is not None:
-        counted = counted & (noise.jump == 0)
+    if noise.jump is not None and noise.jump_variance is not None:
+        squared = squared + noise.jump_variance
+        counted = counted & (noise.jump <= torch.sqrt(squared))
+    deviation = torch.sqrt(squared)
     zero = torch.zeros_like(y)
     standardised = torch.where(counted, (y - m) / deviation, zero)
     towards = torch.where(counted, m / deviation, zero)

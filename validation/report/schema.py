@@ -80,7 +80,8 @@ class Finding:
 @dataclass
 class CaseResult:
     """One case of one provider. ``controls``: faults planted in its outputs, and those noticed.
-    ``mean_squares``: mean squared score by output, 1 where the noise is as predicted."""
+    ``mean_squares``: mean squared score by output, 1 where the noise is as predicted. ``kernels``: the Triton
+    kernels that were launched, in order."""
 
     op: str
     provider: str
@@ -93,6 +94,7 @@ class CaseResult:
     mean_squares: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     note: str = ""
+    kernels: list[str] = field(default_factory=list)
 
     @property
     def excused(self) -> bool:
