@@ -7,6 +7,7 @@ NaN and large values cannot be stored in E4M3. ``install`` replaces these with w
 * FP32 (and FP64, through FP32) to BF16 rounds to nearest, ties to even, also in the implicit cast of a store;
 * BF16 arithmetic, comparison, reduction, scan and dot are computed in FP32 and rounded once at the end;
 * FP32 to E4M3 rounds to nearest even and saturates at 448, and E4M3 NaN is NaN;
+* FP32 sums are added as a tree along any axis, as a device's reductions are;
 * a run-time value can bound ``range`` under numpy >= 2.4;
 * overflow and NaN are silent, as on a device.
 
@@ -40,6 +41,7 @@ _EXPECTED = {
     "InterpreterBuilder.create_fma": ("self", "x", "y", "z"),
     "InterpreterBuilder.create_dot": ("self", "a", "b", "d", "input_precision", "max_num_imprecise_acc"),
     "ReduceScanOpInterface.apply": ("self", "input"),
+    "ReduceOps.sum": ("self", "input"),
     "ReduceScanOpInterface.to_tensor": ("self", "ret", "dtype"),
     "GridExecutor.__call__": ("self", "args_dev", "kwargs"),
     "GridExecutor._restore_args_dev": ("self", "args_dev", "args_hst", "kwargs", "kwargs_hst"),

@@ -203,6 +203,24 @@ def _reductions(interpreter: Any, formats: _Formats) -> None:
         return rounded if isinstance(input, tuple) else rounded[0]
 
     builder.create_dot, scope.apply = create_dot, apply
+    _sum_as_a_tree(interpreter)
+
+
+def _sum_as_a_tree(interpreter: Any) -> None:
+    """numpy adds pairwise along the last axis only, elsewhere in one chain; a GPU adds in a tree along any."""
+    reduction = interpreter.ReduceOps
+    original = reduction.sum
+
+    def sum_(self: Any, input: Any) -> Any:
+        data = input.handle.data
+        if self.axis is None or data.dtype.kind != "f" or self.axis % data.ndim == data.ndim - 1:
+            return original(self, input)
+        total = np.ascontiguousarray(np.moveaxis(data, self.axis, -1)).sum(-1)
+        if self.keep_dims:
+            total = np.expand_dims(total, self.axis)
+        return self.to_tensor(total, input.dtype)
+
+    reduction.sum = sum_
 
 
 def _running(interpreter: Any) -> None:

@@ -20,7 +20,12 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    programmatic,
+)
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -33,31 +38,53 @@ FINISH = {"norm": 0, "final": 1, "mix": 2}
 
 
 @triton.jit
-def _score(v, weight, columns, eps):
-    """Logit of one source: (sum v * weight) * rsqrt(mean v^2 + eps)."""
-    return tl.sum(v * weight, axis=0) * tl.rsqrt(tl.sum(v * v, axis=0) / columns + eps)
+def _logits(
+    blocks, stride_block, score_gamma, score_proj, columns, blocks_read, eps,
+    SLOTS: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """Logits of all blocks, -inf where there is none: (sum x * weight) * rsqrt(mean x^2 + eps).
+
+    All blocks are the rows of one tile: their loads are in flight together, and one reduction ends all.
+    """
+    slot = tl.arange(0, SLOTS)
+    dots = tl.zeros([SLOTS, CHUNK], dtype=tl.float32)
+    squares = tl.zeros([SLOTS, CHUNK], dtype=tl.float32)
+    rows = blocks + slot.to(tl.int64)[:, None] * stride_block
+    for chunk in tl.static_range(CHUNKS):
+        column = chunk * CHUNK + tl.arange(0, CHUNK)
+        inside = column < columns
+        weight = tl.load(score_gamma + column, mask=inside, other=0.0).to(tl.float32)
+        weight *= tl.load(score_proj + column, mask=inside, other=0.0).to(tl.float32)
+        live = (slot < blocks_read)[:, None] & inside[None, :]
+        x = tl.load(rows + column[None, :], mask=live, other=0.0).to(tl.float32)
+        dots += x * weight[None, :]
+        squares += x * x
+    logits = tl.sum(dots, axis=1) * tl.rsqrt(tl.sum(squares, axis=1) / columns + eps)
+    return tl.where(slot < blocks_read, logits, float("-inf"))
 
 
 @triton.jit
-def _premix(blocks, stride_block, column, inside, weight, columns, blocks_read, eps, SLOTS: tl.constexpr):
+def _premix(blocks, stride_block, column, inside, logits, blocks_read, SLOTS: tl.constexpr):
     """Largest logit of the blocks, sum of exp(logit - largest), and the blocks summed with these factors."""
     slot = tl.arange(0, SLOTS)
-    logits = tl.full([SLOTS], float("-inf"), dtype=tl.float32)
-    for b in range(0, blocks_read):
-        x = tl.load(blocks + tl.cast(b, tl.int64) * stride_block + column, mask=inside, other=0.0).to(
-            tl.float32
-        )
-        logits = tl.where(slot == b, _score(x, weight, columns, eps), logits)
     largest = tl.max(logits, axis=0)
     # Without blocks every logit is -inf, and -inf - -inf would be NaN.
     factors = tl.where(slot < blocks_read, tl.exp(logits - largest), 0.0)
-    mix = tl.zeros_like(weight)
-    for b in range(0, blocks_read):
-        x = tl.load(blocks + tl.cast(b, tl.int64) * stride_block + column, mask=inside, other=0.0).to(
-            tl.float32
-        )
-        mix += tl.sum(tl.where(slot == b, factors, 0.0), axis=0) * x
+    mix = tl.zeros_like(column).to(tl.float32)
+    for b in tl.static_range(SLOTS):
+        x = tl.load(blocks + b * stride_block + column, mask=inside & (b < blocks_read), other=0.0)
+        mix += tl.sum(tl.where(slot == b, factors, 0.0), axis=0) * x.to(tl.float32)
     return largest, tl.sum(factors, axis=0), mix
+
+
+@triton.jit
+def _four_sums(a, b, c, d):
+    """Sums of four vectors by one reduction."""
+    total = tl.sum(tl.join(tl.join(a, b), tl.join(c, d)), axis=0)
+    ab, cd = tl.split(total)
+    sum_a, sum_b = tl.split(ab)
+    sum_c, sum_d = tl.split(cd)
+    return sum_a, sum_b, sum_c, sum_d
 
 
 @triton.jit(do_not_specialize=["blocks_read", "write_block"])
@@ -86,7 +113,10 @@ def attn_res_kernel(
     WRITE_BLOCK: tl.constexpr,
     WRITE_AUX: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     SLOTS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -94,11 +124,16 @@ def attn_res_kernel(
     prefix += row * stride_prefix
     blocks += row * stride_blocks
 
+    # Blocks and weights were complete before the kernel before this one began: they need not wait for it.
+    logits = _logits(
+        blocks, stride_block, score_gamma, score_proj, columns, blocks_read, eps_score, SLOTS, CHUNK, CHUNKS
+    )
+    largest, total, mix = _premix(blocks, stride_block, column, inside, logits, blocks_read, SLOTS)
     weight = tl.load(score_gamma + column, mask=inside, other=0.0).to(tl.float32)
     weight *= tl.load(score_proj + column, mask=inside, other=0.0).to(tl.float32)
-    largest, total, mix = _premix(
-        blocks, stride_block, column, inside, weight, columns, blocks_read, eps_score, SLOTS
-    )
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
     if MERGE_AS == 2:
         merged = tl.load(prefix + column, mask=inside, other=0.0)
@@ -116,15 +151,14 @@ def attn_res_kernel(
         tl.store(aux + row * stride_aux + column, merged, mask=inside)
 
     last = merged.to(tl.float32)
-    logit = _score(last, weight, columns, eps_score)
+    dot_last, last_last, mix_mix, mix_last = _four_sums(last * weight, last * last, mix * mix, mix * last)
+    logit = dot_last * tl.rsqrt(last_last / columns + eps_score)
     top = tl.maximum(largest, logit)
     w_mix = tl.exp(largest - top)
     w_last = tl.exp(logit - top)
     den = w_mix * total + w_last
     if FINISH_AS == 0:
-        square = w_mix * w_mix * tl.sum(mix * mix, axis=0)
-        square += 2.0 * w_mix * w_last * tl.sum(mix * last, axis=0)
-        square += w_last * w_last * tl.sum(last * last, axis=0)
+        square = w_mix * w_mix * mix_mix + 2.0 * w_mix * w_last * mix_last + w_last * w_last * last_last
         scale = tl.rsqrt(square / columns + eps * den * den)
         result = (w_mix * scale) * mix + (w_last * scale) * last
     else:
@@ -151,6 +185,7 @@ def attn_res(a: AttnResArguments) -> None:
     )  # fmt: skip
     rows, columns = a.prefix.shape
     block = power_of_two(columns)
+    chunk = block if interpreted(a.out) else min(block, 1024)
     attn_res_kernel[(rows,)](
         a.prefix,
         a.delta,
@@ -176,8 +211,11 @@ def attn_res(a: AttnResArguments) -> None:
         WRITE_BLOCK=a.write_block >= 0,
         WRITE_AUX=a.write_aux,
         BLOCK=block,
+        CHUNK=chunk,
+        CHUNKS=-(-columns // chunk),
         SLOTS=MAX_BLOCKS,
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=min(8, max(1, block // 512)),
+        **programmatic(a.out),
     )
 
 

@@ -1,9 +1,9 @@
-"""Kimi Delta Attention core, q tokens a request, in one kernel: the launchers and what they may be given.
+"""Kimi Delta Attention core: the launchers, what they may be given, and which kernel serves what.
 
-One program holds the whole K x V state of one (request, head) in registers: 128 x 128 FP32 is 64 registers
-a thread on 8 warps. Splitting V over programs, as the subject's clusters do, would need an exchange
-between programs before the gated norm, which Triton has no portable way to do; a second kernel for the
-norm would save little, since the state is read and written once either way.
+Plain decode of one request spreads the value rows of a head over eight programs (``kda_split_kernel``), so that
+it fills more of the device; with more requests one program a head is faster, since each has to read F_b.
+Verify keeps the whole K x V state of one (request, head) in the registers of one program (``kda_kernel``),
+since its tokens run one after another through it.
 
 What this cannot show: cluster exchange, and ordering against the kernels before and after.
 """
@@ -12,22 +12,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from kernels_under_test.triton_portable.kda_kernel import kda_kernel
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
-from validation.dispatch.table import Route
+from kernels_under_test.triton_portable.kda_split_kernel import kda_split_kernel
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    programmatic,
+    workspace,
+)
+from validation.dispatch.table import Route, route
 from validation.errors import UserError
 
 if TYPE_CHECKING:
     from validation.contracts.arguments import KdaArguments
 
 MAX_TOKENS = 8
+_COUNTERS = 1 << 17  # requests * heads at most
 
 
 def kda_decode(a: KdaArguments) -> None:
     """One token a request (the subject's 3.5). slot <= 0: a zero row, nothing else read or written."""
     if a.tokens != 1:
         raise UserError(f"kda_decode computes one token a request, not {a.tokens}; that is kda_verify")
-    _launch(a, verify=False)
+    _launch_split(a)
 
 
 def kda_verify(a: KdaArguments) -> None:
@@ -38,12 +48,16 @@ def kda_verify(a: KdaArguments) -> None:
     """
     if not 2 <= a.tokens <= MAX_TOKENS:
         raise UserError(f"kda_verify computes 2 to {MAX_TOKENS} tokens a request, not {a.tokens}")
-    _launch(a, verify=True)
+    _launch(a)
 
 
-def _launch(a: KdaArguments, verify: bool) -> None:
+def _check_dense(a: KdaArguments) -> None:
     need_dense_last_axis(projected=a.projected, f_b=a.f_b, out=a.out, conv_weight=a.conv_weight)
     need_dense_last_axis(a_log=a.a_log, dt_bias=a.dt_bias, norm_weight=a.norm_weight)
+
+
+def _launch(a: KdaArguments) -> None:
+    _check_dense(a)
     block = power_of_two(a.head_dim)
     kda_kernel[(a.slots.shape[0], a.heads)](
         a.projected,
@@ -71,7 +85,7 @@ def _launch(a: KdaArguments, verify: bool) -> None:
         a.eps_l2,
         a.eps,
         TOKENS=a.tokens,
-        VERIFY=verify,
+        VERIFY=True,
         HEAD_DIM=a.head_dim,
         RANK=a.rank,
         STRIDE_V=a.state.stride(2),
@@ -82,8 +96,57 @@ def _launch(a: KdaArguments, verify: bool) -> None:
     )
 
 
-TABLE = (Route(rows=1 << 30, kernels=("kda_kernel",)),)
+def _launch_split(a: KdaArguments) -> None:
+    _check_dense(a)
+    requests = a.slots.shape[0]
+    block = power_of_two(a.head_dim)
+    splits = min(int(route(DECODE, requests).settings["splits"]), block // 16)
+    scratch = torch.empty(requests * a.heads * block, dtype=torch.float32, device=a.state.device)
+    kda_split_kernel[(splits, a.heads, requests)](
+        a.projected,
+        a.conv_weight,
+        a.f_b,
+        a.a_log,
+        a.dt_bias,
+        a.norm_weight,
+        a.slots,
+        a.conv_state,
+        a.state,
+        a.out,
+        scratch,
+        workspace("kda_split", _COUNTERS, a.state.device),
+        a.projected.stride(0),
+        *a.conv_weight.stride()[:2],
+        a.f_b.stride(0),
+        a.slots.stride(0),
+        *a.conv_state.stride(),
+        *a.state.stride()[:2],
+        a.out.stride(0),
+        a.heads,
+        a.lower_bound,
+        a.head_dim**-0.5,
+        a.eps_l2,
+        a.eps,
+        HEAD_DIM=a.head_dim,
+        RANK=a.rank,
+        STRIDE_V=a.state.stride(2),
+        STRIDE_K=a.state.stride(3),
+        BLOCK=block,
+        ROWS=block // splits,
+        SPLITS=splits,
+        RANK_STEP=power_of_two(a.rank) if interpreted(a.state) else 32,
+        num_warps=4,
+        **programmatic(a.out),
+    )
+
+
+# Largest number of requests -> programs a head.
+DECODE = (
+    Route(rows=1, kernels=("kda_split_kernel",), settings={"splits": 8}),
+    Route(rows=_COUNTERS // 128, kernels=("kda_split_kernel",), settings={"splits": 1}),
+)
+VERIFY = (Route(rows=1 << 30, kernels=("kda_kernel",)),)
 OPERATIONS = {
-    name: {"function": function, "kernels": lambda case: ("kda_kernel",), "table": TABLE}
-    for name, function in (("kda_decode", kda_decode), ("kda_verify", kda_verify))
+    "kda_decode": {"function": kda_decode, "kernels": lambda case: ("kda_split_kernel",), "table": DECODE},
+    "kda_verify": {"function": kda_verify, "kernels": lambda case: ("kda_kernel",), "table": VERIFY},
 }

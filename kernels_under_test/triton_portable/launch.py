@@ -1,8 +1,20 @@
-"""What the launchers of this package share: which device's settings to use, and the strides they rely on."""
+"""What the launchers of this package share: which device's settings to use, the strides they rely on, scratch
+memory that outlives a call, and programmatic launches.
+
+Programmatic dependent launch (CUDA programming guide, section of that name): a kernel may start while the one
+before it runs. The rule here: a kernel waits for its predecessor before it reads what that one may have
+written or writes what it may read, and lets its own successor start only after that wait. What a kernel
+reads before its wait was thus complete before its predecessor's predecessor ended: weights, caches of earlier
+steps, never the predecessor's output.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from validation.errors import UserError
 
@@ -25,3 +37,23 @@ def need_dense_last_axis(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise UserError(f"{name} must be dense along its last axis; its strides are {tensor.stride()}")
+
+
+@cache
+def workspace(name: str, words: int, device: torch.device) -> Tensor:
+    """``words`` int32 zeros that stay: counters that kernels leave as they found them. For one stream."""
+    return torch.zeros(words, dtype=torch.int32, device=device)
+
+
+def programmatic(tensor: Tensor) -> dict[str, Any]:
+    """Launch options for kernels with a ``PDL`` switch: on where the device can (Hopper and later).
+
+    LOCKSTEP_PDL=0 turns it off, to tell a fault of ordering from one of arithmetic.
+    """
+    on = tensor.device.type == "cuda" and _can_launch_early() and os.environ.get("LOCKSTEP_PDL") != "0"
+    return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
+
+
+@cache
+def _can_launch_early() -> bool:
+    return torch.cuda.get_device_capability()[0] >= 9

@@ -20,7 +20,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    programmatic,
+)
 from validation.dispatch.table import Route
 
 if TYPE_CHECKING:
@@ -45,14 +50,14 @@ class Tactic:
 
 # Largest batch of the range -> tactic. Above the last entry its programs are repeated over blocks of rows.
 TACTICS = {
-    1: Tactic("skinny", rows=1, columns=4, step=1024, splits=1, warps=4, stages=3),
-    2: Tactic("skinny", rows=2, columns=4, step=1024, splits=1, warps=4, stages=3),
+    1: Tactic("skinny", rows=1, columns=2, step=8192, splits=1, warps=4, stages=3),
+    2: Tactic("skinny", rows=2, columns=2, step=8192, splits=1, warps=4, stages=3),
     16: Tactic("split_k", rows=16, columns=64, step=128, splits=4, warps=4, stages=4),
     32: Tactic("split_k", rows=32, columns=64, step=64, splits=2, warps=4, stages=5),
     64: Tactic("split_k", rows=64, columns=64, step=128, splits=2, warps=4, stages=4),
 }
 # The interpreter pays by the operation, not by the element: the same kernels and splits in larger tiles.
-INTERPRETED = {"skinny": (64, 4096), "split_k": (512, 1024)}
+INTERPRETED = {"skinny": (64, 8192), "split_k": (512, 1024)}
 
 
 def dispatch(batch: int) -> Tactic:
@@ -63,22 +68,29 @@ def dispatch(batch: int) -> Tactic:
 @triton.jit
 def skinny_kernel(
     x, weight, out, stride_x, stride_weight, stride_out, batch, n, k,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """A few columns for a few rows. The first STEP weights of each column are asked for before the kernel waits
+    for the one that writes x: with STEPS = 1 that is all of them."""
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(1).to(tl.int64) * ROWS
     at = tl.arange(0, STEP)
-    total = tl.zeros([ROWS, COLUMNS, STEP], dtype=tl.float32)
-    for start in range(0, k, STEP):
-        inside = start + at < k
-        w_at = weight + column[:, None] * stride_weight + start + at[None, :]
-        w = tl.load(w_at, mask=(column[:, None] < n) & inside[None, :], other=0.0)
-        x_at = x + row[:, None] * stride_x + start + at[None, :]
-        v = tl.load(x_at, mask=(row[:, None] < batch) & inside[None, :], other=0.0)
-        total += v.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
-    result = tl.sum(total, axis=2).to(tl.bfloat16)
-    live = (row[:, None] < batch) & (column[None, :] < n)
-    tl.store(out + row[:, None] * stride_out + column[None, :], result, mask=live)
+    rows = weight + column[:, None] * stride_weight + at[None, :]
+    w = tl.load(rows, mask=(column[:, None] < n) & (at < k)[None, :], other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    for row in tl.static_range(ROWS):
+        live = first + row < batch
+        x_at = x + (first + row) * stride_x + at
+        total = w.to(tl.float32) * tl.load(x_at, mask=live & (at < k), other=0.0).to(tl.float32)[None, :]
+        for step in range(1, STEPS):
+            inside = step * STEP + at < k
+            more = tl.load(rows + step * STEP, mask=(column[:, None] < n) & inside[None, :], other=0.0)
+            v = tl.load(x_at + step * STEP, mask=live & inside, other=0.0)
+            total += more.to(tl.float32) * v.to(tl.float32)[None, :]
+        result = tl.sum(total, axis=1).to(tl.bfloat16)
+        tl.store(out + (first + row) * stride_out + column, result, mask=live & (column < n))
 
 
 @triton.jit
@@ -130,10 +142,13 @@ def projection(a: ProjectionArguments) -> None:
 
 def _skinny(x: Tensor, weight: Tensor, out: Tensor, tactic: Tactic, columns: int, step: int) -> None:
     (batch, k), n = x.shape, weight.shape[0]
+    step = min(power_of_two(k), step)
+    columns = max(1, columns * tactic.step // step) if not interpreted(x) else columns
     grid = (triton.cdiv(n, columns), triton.cdiv(batch, tactic.rows))
     skinny_kernel[grid](
         x, weight, out, x.stride(0), weight.stride(0), out.stride(0), batch, n, k,
-        ROWS=tactic.rows, COLUMNS=columns, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,
+        ROWS=tactic.rows, COLUMNS=columns, STEP=step, STEPS=triton.cdiv(k, step),
+        num_warps=tactic.warps, num_stages=tactic.stages, **programmatic(x),
     )  # fmt: skip
 
 
