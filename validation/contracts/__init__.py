@@ -29,6 +29,7 @@ _CONTRACTS = (
     ("moe.tail", "CONTRACT"),
     ("moe.small_batch", "CONTRACT"),
     ("vocabulary.logits", "CONTRACT"),
+    ("vocabulary.reject", "CONTRACT"),
     ("prefetch", "CONTRACT"),
 )
 
@@ -36,15 +37,8 @@ _CONTRACTS = (
 @cache
 def contracts() -> dict[str, Contract]:
     """All contracts by name, in the order of the decode step."""
-    found = [getattr(import_module(f"{__name__}.{module}"), name) for module, name in _present()]
+    found = [getattr(import_module(f"{__name__}.{module}"), name) for module, name in _CONTRACTS]
     return {contract.name: contract for contract in found}
-
-
-def _present() -> list[tuple[str, str]]:
-    from pathlib import Path  # TEMPORARY: operations under construction
-
-    here = Path(__file__).parent
-    return [(m, n) for m, n in _CONTRACTS if (here / (m.replace(".", "/") + ".py")).is_file()]
 
 
 def contract_named(name: str) -> Contract:

@@ -152,6 +152,12 @@ def _still_poison(changed: Tensor, guard: Guarded) -> Tensor:
     return same.all(-1, keepdim=True).expand_as(same)
 
 
+def _unwritten_pattern(dtype: torch.dtype) -> int:
+    """What elements hold that must be written. E4M3's NaN, poison of bytes elsewhere, can be the right answer
+    of a whole row (a token with a NaN): 0xA5 cannot."""
+    return 0xA5 if dtype == torch.uint8 else poison_pattern(dtype)
+
+
 def _specs_present(arguments: Any) -> dict[str, TensorSpec]:
     """Tensor fields that this case has (None: absent). Raises ValueError where build() broke its own word."""
     specs = {k: s for k, s in tensor_specs(arguments).items() if getattr(arguments, k) is not None}
@@ -181,6 +187,6 @@ def _guards(
     for name, spec in specs.items():
         value = getattr(arguments, name)
         pattern = poison_pattern(value.dtype, free_slot)
-        fill = poison_pattern(value.dtype) if spec.access == "write" else None
+        fill = _unwritten_pattern(value.dtype) if spec.access == "write" else None
         guards[name] = Guarded(value, strides.get(name), device, pattern, fill)
     return guards

@@ -39,7 +39,11 @@ REGIMES = (
         "typical", ("F01", "F12"), "gamma, projection and block scales far from neutral; stale blocks finite"
     ),
     Regime("small", ("F12",), "activations near 1e-3, so that the norms' eps decides"),
-    Regime("peaked", ("F03", "F07"), "logits more than 80 apart: softmax terms underflow to 0"),
+    Regime(
+        "peaked",
+        ("F03", "F07"),
+        "logits more than 80 apart, some all below -80: softmax terms underflow to 0",
+    ),
     Regime(
         "cancelling", ("F06",), "the prefix nearly cancels the block mixture: the quadratic norm loses digits"
     ),
@@ -61,6 +65,15 @@ def build(case: Case) -> AttnResArguments:
     score_proj = normal(g, width) * 2.0 / width**0.5
     if case.regime == "peaked":
         score_proj = score_proj * 60
+        # In the first row the prefix has the largest score by far, elsewhere chance decides.
+        prefix[0] = 3 * width**0.5 * score_proj / score_proj.norm()
+        delta[0] = prefix[0] if merge == "replace" else 0.01 * delta[0]
+        if rows > 1:
+            # In the last row all scores are so low that exp underflows unless the largest is subtracted.
+            low = 0.3 * width**0.5 * score_proj / score_proj.norm()
+            blocks[-1] -= low * growth[0]
+            prefix[-1] -= 1.3 * low
+            delta[-1] -= low if merge == "replace" else 0
     if case.regime == "outliers":
         columns = outliers(g, width)
         blocks[..., columns] *= 2000
@@ -72,7 +85,12 @@ def build(case: Case) -> AttnResArguments:
     if case.regime == "identical":
         added = prefix.bfloat16() + delta.bfloat16()
         blocks[:] = {"add": added, "replace": delta, "keep": prefix}[merge][:, None]
+    # Stale blocks are finite, as another step's are; where a weight of 0 would hide them, no number.
     blocks[:, read:] = 40 * normal(g, rows, BLOCKS - read, width)
+    if case.regime in ("peaked", "identical"):
+        blocks[:, read:] = float("nan")
+    if case.regime == "typical":
+        prefix[:, 3], delta[:, 3], blocks[:, :read, 3] = -0.0, -0.0, -0.0
     if case.regime == "zero_row":
         for tensor in (prefix, delta, blocks):
             tensor[rows // 2] = 0
@@ -97,6 +115,8 @@ def build(case: Case) -> AttnResArguments:
         merge=merge,  # type: ignore[arg-type]
         finish=FINISHES[case["finish"]],  # type: ignore[arg-type]
         write_aux=bool(case["aux"]),
+        eps_score=4e-5 if case.regime in ("small", "zero_row") else 1e-5,
+        eps=2e-5 if case.regime in ("small", "zero_row") else 1e-5,
     )
 
 
@@ -108,16 +128,19 @@ def reference(ar: Arithmetic, a: AttnResArguments) -> dict[str, Value]:
         result["block"] = prefix
     if a.write_aux:
         result["aux"] = prefix
+    result["out"] = ar.store(mixed(ar, a, prefix), "attn_res.out")
+    return result
+
+
+def mixed(ar: Arithmetic, a: AttnResArguments, prefix: Value) -> Value:
+    """The normalised mixture of the blocks and the new prefix before its store; ``a.prefix`` is not read."""
     sources = prefix.unsqueeze(1)
     if a.blocks_read:
         sources = ar.cat([ar.load(a.blocks[:, : a.blocks_read]), sources], 1)
     scores = _scores(ar, a, sources)
     if a.finish == "norm" and a.blocks_read and ar.algebra("attn_res.norm", "direct") == "quadratic":
-        out = _quadratic(ar, a, sources, scores)
-    else:
-        out = _direct(ar, a, sources, scores)
-    result["out"] = ar.store(out, "attn_res.out")
-    return result
+        return _quadratic(ar, a, sources, scores)
+    return _direct(ar, a, sources, scores)
 
 
 def _merged(ar: Arithmetic, a: AttnResArguments) -> Value:
@@ -201,8 +224,8 @@ def _case(regime: str, seed: int, rows: int, width: int, blocks: int, **options:
 # row, final, and the mixture alone that stock hands to its separate last norm.
 _POSITIONS: tuple[dict[str, int], ...] = (
     {},
-    {"merge": 1, "write": 0},
-    {"write": 3},
+    {"merge": 1, "write": 1, "blocks": 0},
+    {"write": 1},
     {"merge": 1},
     {"aux": 1},
     {"finish": 1},
@@ -210,14 +233,19 @@ _POSITIONS: tuple[dict[str, int], ...] = (
 )
 
 
+def _at(position: dict[str, int], seed: int, rows: int, width: int, blocks: int) -> Case:
+    """A typical case at a position. Where it writes a block, that is the one behind those it reads."""
+    options = {"blocks": blocks} | position
+    options["write"] = options["blocks"] if position.get("write") else -1
+    return _case("typical", seed, rows, width, **options)
+
+
 def cases(tier: Tier) -> tuple[Case, ...]:
     """quick: every block count, position and regime at small widths (a power of two, and not), and two at the
     real width. full: the subject's width at every prepared batch."""
     found = [_case("typical", n, 2, 256, n) for n in range(BLOCKS + 1)]
     for number, position in enumerate(_POSITIONS):
-        found.append(
-            _case("typical", 20 + number, 3, 320, 4 if position.get("merge") != 1 else 3, **position)
-        )
+        found.append(_at(position, 20 + number, 3, 320, 4 if position.get("merge") != 1 else 3))
     for number, regime in enumerate(REGIMES[1:]):
         found.append(_case(regime.name, 40 + number, 3, 448, 1 if regime.name == "cancelling" else 5))
     found += [_case("typical", 60, 2, 7168, 8), _case("small", 61, 1, 7168, 5, finish=1)]
@@ -228,7 +256,7 @@ def cases(tier: Tier) -> tuple[Case, ...]:
             found += [_case("typical", 100 + rows, rows, 7168, rows % (BLOCKS + 1), aux=1)]
             found += [_case("outliers", 200 + rows, rows, 7168, 7, write=7)]
         for number, position in enumerate(_POSITIONS):
-            found.append(_case("typical", 300 + number, 8, 7168, 6, **position))
+            found.append(_at(position, 300 + number, 8, 7168, 6))
         for number, regime in enumerate(REGIMES):
             found.append(_case(regime.name, 320 + number, 16, 7168, 1 if regime.name == "cancelling" else 8))
     return tuple(found)

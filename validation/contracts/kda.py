@@ -217,6 +217,7 @@ def _decode_cases(tier: Tier) -> tuple[Case, ...]:
     found += [
         _case("kda_decode", "unit_state", 40 + n, heads=h, dim=128, requests=n) for h, n in ((6, 2), (12, 1))
     ]
+    found.append(_case("kda_decode", "wide_offsets", 50, heads=1))
     if tier == "full":
         for heads in (12, 6):
             for requests in (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64):
@@ -241,6 +242,7 @@ def _verify_cases(tier: Tier) -> tuple[Case, ...]:
         _case("kda_verify", "long_memory", 41, heads=1, dim=128, tokens=4),
     ]
     found.append(_case("kda_verify", "unit_state", 42, heads=6, dim=128, requests=1, tokens=4))
+    found.append(_case("kda_verify", "wide_offsets", 50, heads=1, requests=1, tokens=2))
     if tier == "full":
         for heads in (12, 6):
             for requests, q in (
@@ -259,11 +261,8 @@ def _verify_cases(tier: Tier) -> tuple[Case, ...]:
                     _case("kda_verify", "unit_state", 100, heads=heads, dim=128, requests=requests, tokens=q)
                 )
             for i, regime in enumerate(REGIMES):
-                size = (
-                    {"requests": 3, "tokens": 2}
-                    if regime.name == "wide_offsets"
-                    else {"requests": 4, "tokens": 4}
-                )
+                wide = regime.name == "wide_offsets"  # each slot is a stretch of 4 GiB of address space
+                size = {"requests": 1, "tokens": 3} if wide else {"requests": 4, "tokens": 4}
                 found.append(_case("kda_verify", regime.name, 200 + i, heads=heads, dim=128, **size))
     return tuple(found)
 

@@ -17,13 +17,15 @@ from validation.contracts.regimes import generator, log_uniform_half_lives, norm
 
 REGIMES = (
     Regime("unit_state", ("F01", "F02", "F22", "F28"), "recipe of the 40-fault study, state of unit scale"),
-    Regime("small_state", ("F01", "F22"), "the same with a state of scale 0.01"),
+    Regime("small_state", ("F01", "F02", "F12", "F22"), "a state of scale 0.01; another decay bound and eps"),
     Regime("long_memory", ("F02", "F06"), "half-lives log-uniform over 1 to 1e5 tokens"),
     Regime("gate_bounds", ("F02", "F03"), "decay gates at both bounds: exp(-5) and exactly 1"),
     Regime("saturated", ("F02", "F12"), "beta and the output gate at 0 and 1"),
     Regime("zero_qk", ("F12", "F03"), "all-zero q or k of some heads: the eps of the L2 norm decides"),
     Regime(
-        "null_slots", ("F23", "F10"), "padding requests in the middle and at the end, null slots within a row"
+        "null_slots",
+        ("F23", "F10", "F45"),
+        "padding requests in the middle and at the end, null slots within a row",
     ),
     Regime("nan_request", ("F51", "F27"), "one request holds a NaN: it must stay there"),
     Regime("wide_offsets", ("F50",), "slots more than 2**31 elements apart"),
@@ -136,6 +138,7 @@ def _null_slots(g: Generator, a: KdaArguments) -> None:
         a.slots[requests - 1] = -1
     else:
         a.slots[requests - 1, 1:] = 0
+        a.slots[requests - 1, 1::2] = -1
         a.accepted[requests - 1] = 1
     a.projected[torch.arange(q) + q * (1 % requests)] = float("nan")
 
@@ -144,7 +147,13 @@ def _nan_request(g: Generator, a: KdaArguments) -> None:
     a.projected[a.tokens * (a.slots.shape[0] // 2), a.columns()["v"].start + 3] = float("nan")
 
 
+def _other_constants(g: Generator, a: KdaArguments) -> None:
+    """A bound and an eps that are not the model's, so that a typed-in constant is seen."""
+    a.lower_bound, a.eps = -4.0, 3e-5
+
+
 _REGIME_CHANGES = {
+    "small_state": _other_constants,
     "long_memory": _long_memory,
     "gate_bounds": _gate_bounds,
     "saturated": _saturated,

@@ -81,7 +81,7 @@ def _case(regime: str, seed: int, rows: int, columns: int, k: int) -> Case:
 def cases(tier: Tier) -> tuple[Case, ...]:
     """quick: both sides of every batch threshold on a slice of the weight's rows (all of K), a K tail, every
     regime. full: the four packed weights of TP8 and TP16 at every prepared batch."""
-    found = [_case("typical", rows, rows, 136, HIDDEN) for rows in (1, 2, 3, 8, 9, 16, 17, 33)]
+    found = [_case("typical", rows, rows, 136, HIDDEN) for rows in (1, 2, 3, 8, 9, 16, 17, 33, 65)]
     found += [_case("typical", 50, 4, 100, 1000), _case("typical", 51, 1, 72, 328)]
     found += [_case(r.name, 60 + i, 1 + 3 * (i % 2), 136, 2048) for i, r in enumerate(REGIMES[1:])]
     found += [_case("typical", 80 + rows, rows, PACKED["mla", 16], HIDDEN) for rows in (1, 4)]

@@ -40,8 +40,8 @@ def outliers(g: Generator, width: int) -> Tensor:
 def shared_weight(name: str, group: int, *shape: int, scale: float = 1.0) -> Tensor:
     """A BF16 weight, normal with deviation ``scale``, equal for all cases that name the same group.
 
-    Drawing tens of millions of numbers takes longer than judging them: a contract passes ``case.seed // 100``,
-    so that a hundred neighbouring seeds share it. Must not be modified.
+    Drawing tens of millions of numbers takes longer than judging them: a contract passes ``case.seed //
+    100``, so that a hundred neighbouring seeds share it. Must not be modified.
     """
     g = generator(Case.of(name, "weight", group, **{f"axis{i}": n for i, n in enumerate(shape)}))
     return (normal(g, *shape) * scale).bfloat16()

@@ -53,13 +53,15 @@ class Choice:
     """Prediction of an output that holds the ids of the ``size`` largest ``scores`` (last axis).
 
     ``ordered``: ids come by descending score. ``lowest_first``: of scores that are equal to the bit (and
-    exactly known) the lower id wins.
+    exactly known) the lower id wins. ``twins``: labels of the candidates; candidates of one label have scores
+    equal to the bit whatever the noise (the same function of the same inputs), so the rule holds among them.
     """
 
     scores: Value
     size: int
     ordered: bool = False
     lowest_first: bool = False
+    twins: Tensor | None = None
 
     @property
     def mean(self) -> Tensor:
@@ -73,9 +75,19 @@ class Choice:
         safe = chosen.long().clamp(0, self.scores.shape[-1] - 1)
         if self.ordered:
             bad = bad | self._out_of_order(safe, share)
-        if self.lowest_first and self.scores.variance is None:
+        if self.lowest_first and (self.scores.variance is None or self.twins is not None):
             bad = bad | self._ties_broken_high(safe)
         return bad
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the ids."""
+        return self.mean.shape
+
+    @property
+    def variance(self) -> Tensor:
+        """An id has no spread: it is admissible or not."""
+        return torch.zeros_like(self.mean)
 
     def _out_of_order(self, chosen: Tensor, share: float) -> Tensor:
         mean = gather_choice(self.scores, chosen)
@@ -83,13 +95,19 @@ class Choice:
         return (mean.mean[..., 1:] - width[..., 1:] > mean.mean[..., :-1] + width[..., :-1]).any(-1)
 
     def _ties_broken_high(self, chosen: Tensor) -> Tensor:
-        """A left-out candidate equals a chosen one of higher id."""
-        scores = self.scores.mean
-        taken = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+        """A left-out candidate equals a chosen one of higher id; or, where the order is judged, a chosen one
+        stands before its equal of lower id."""
+        scores = self.scores.mean if self.twins is None else self.twins
+        taken = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(-1, chosen, True)
         mine = scores.gather(-1, chosen)
         ids = torch.arange(scores.shape[-1], device=scores.device)
         rival = ~taken.unsqueeze(-2) & (scores.unsqueeze(-2) == mine.unsqueeze(-1))
-        return (rival & (ids < chosen.unsqueeze(-1))).any(-1).any(-1)
+        bad = (rival & (ids < chosen.unsqueeze(-1))).any(-1).any(-1)
+        if self.ordered:
+            equal = mine.unsqueeze(-2) == mine.unsqueeze(-1)
+            descends = chosen.unsqueeze(-1) > chosen.unsqueeze(-2)
+            bad = bad | (equal & descends).triu(1).any(-1).any(-1)
+        return bad
 
 
 def half_width(value: Value, share: float, tests: float) -> Tensor:

@@ -130,12 +130,15 @@ def shared_exponent(amax: Tensor, *, rule: str, element: Format) -> Tensor:
     """Exponent e of the E8M0 scale 2**e of a block whose largest magnitude is ``amax`` (float64).
 
     ``floor``: floor(log2 amax) - emax(element), as OCP MX 1.0 section 6.3; ``no_saturation``: one more where
-    the scaled maximum would round beyond the element's largest point. Clamped to [-127, 127]; 0 maps to -127.
+    the scaled maximum exceeds the element's largest point. Clamped to [-127, 127]; 0 maps to -127. An
+    infinite maximum is 2**128, its bits in FP32: ``floor`` clamps it to 127.
     """
     top = int(exponent(torch.tensor([element.maximum], dtype=torch.float64)))
     e = exponent(amax.contiguous()) - top
     if rule == "no_saturation":
-        e = e + (amax * power_of_two((-e).clamp(-1022, 1023)) > element.maximum).long()
+        finite = torch.isfinite(amax)
+        e = torch.where(finite, e, 128 - top)
+        e = e + (finite & (amax * power_of_two((-e).clamp(-1022, 1023)) > element.maximum)).long()
     elif rule != "floor":
         raise ValueError(f"unknown scale rule {rule!r}: floor or no_saturation")
     return e.clamp(-127, 127)

@@ -175,6 +175,21 @@ def test_the_block_written_is_the_new_prefix_and_no_source_of_the_same_call() ->
     assert apart(found["out"], reference(replace(a, blocks_read=4))["out"]) > 0.1
 
 
+@pytest.mark.parametrize("tier", ["quick", "full"])
+def test_cases_write_the_block_behind_those_they_read_and_hold_layer_0(tier: str) -> None:
+    """As the subject does; a written block that is also read would be another operation."""
+    found = [dict(case.shape) for case in attn_res.cases(tier)]
+    writing = [shape for shape in found if shape["write"] >= 0]
+    assert all(shape["write"] == shape["blocks"] for shape in writing)
+    assert any(shape["blocks"] == 0 and shape["merge"] == MERGES.index("replace") for shape in writing)
+
+
+@pytest.mark.parametrize("regime", ["small", "zero_row"])
+def test_where_eps_decides_the_two_differ_and_are_no_defaults(regime: str) -> None:
+    a = drawn(regime)
+    assert len({a.eps, a.eps_score, AttnResArguments.eps}) == 3
+
+
 def test_what_a_boundary_does_not_use_is_nan_and_not_read() -> None:
     replaced, kept = drawn(merge=1), drawn(merge=2)
     assert replaced.prefix.isnan().all()

@@ -258,7 +258,7 @@ def test_padding_gives_zero_rows_and_its_contents_matter_to_nobody(op: str) -> N
 
 def test_a_null_entry_within_a_row_stores_no_state_but_its_output() -> None:
     a = build(Case.parse("kda_verify:heads=2,dim=16,requests=3,tokens=3:null_slots:5"))
-    assert a.slots[2].tolist()[1:] == [0, 0]
+    assert a.slots[2].tolist()[1:] == [-1, 0]
     found = reference(a)
     assert bool((found["state"][2, 1:] == 0).all())
     assert float(found["state"][2, 0].abs().max()) > 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from validation.numerics.arithmetic import Noise
-from validation.numerics.choices import codes, gather_choice, half_width, top_k
+from validation.numerics.choices import Choice, codes, gather_choice, half_width, top_k
 from validation.numerics.formats import E2M1, E4M3
 from validation.numerics.limits import bernstein, log_odds
 from validation.numerics.profile import Profile
@@ -157,3 +157,21 @@ def test_what_follows_takes_the_entries_that_were_chosen() -> None:
     found = gather_choice(value, ids)
     assert found.mean.tolist() == [[5.0, 0.0], [8.0, 8.0]]
     assert all(torch.equal(p * f, found.mean) for p, f in zip(found.parts(), (10, 100, 1000), strict=True))
+
+
+def test_twins_are_ties_although_their_scores_are_noisy() -> None:
+    """Candidates 1, 2 and 4 have one score, known to 0.1; 0 is above them, 3 is within noise of them."""
+    value = scores([5.0, 3.0, 3.0, 2.95, 3.0], [0.1] * 5)
+    labels = torch.tensor([0, 1, 1, 2, 1])
+    choice = Choice(value, 3, ordered=True, lowest_first=True, twins=labels)
+
+    def refused(*ids: int) -> bool:
+        return bool(choice.wrong(torch.tensor(ids), SHARE))
+
+    assert not refused(0, 1, 2)
+    assert not refused(0, 1, 3), "noise may put 3 before 2"
+    assert refused(0, 1, 4), "2 before 4"
+    assert refused(0, 2, 1), "in the right set, in the wrong order"
+    assert refused(0, 3, 4)
+    assert not bool(Choice(value, 3, ordered=True).wrong(torch.tensor([0, 4, 2]), SHARE)), "no rule for ties"
+    assert choice.shape == (3,)
