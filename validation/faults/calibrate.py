@@ -35,6 +35,7 @@ class Spread:
 
     op: str
     variants: int = 0
+    unserved: int = 0  # cases of the tier that the provider refuses: none of their variants is run
     needed: dict[str, dict[str, float]] = field(default_factory=dict)
     largest: dict[str, dict[str, float]] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
@@ -49,13 +50,20 @@ class Spread:
 def variants(
     op: str, count: int, seed: int, provider: Implementation | None = None
 ) -> Iterator[tuple[Case, Implementation]]:
-    """``count`` cases of fresh seeds, each with an honest kernel in a drawn order, or with ``provider``'s."""
-    cases = contract_named(op).cases("quick")
-    for number in range(count):
+    """``count`` cases of fresh seeds, each with an honest kernel in a drawn order, or with ``provider``'s:
+    then of those that it serves, which may be none."""
+    cases = served(op, provider)
+    for number in range(count if cases else 0):
         draw = seed * 100_000 + number
         case = replace(cases[number % len(cases)], seed=1_000_000 + draw)
         profile = PROFILES[(number // len(cases)) % len(PROFILES)]
         yield case, provider or honest(op, profile, honest_order(draw))
+
+
+def served(op: str, provider: Implementation | None) -> list[Case]:
+    """The cases of the quick tier that ``provider`` does not refuse; all of them without a provider."""
+    cases = contract_named(op).cases("quick")
+    return [case for case in cases if provider is None or not provider.refuses(case)]
 
 
 def spread(
@@ -67,7 +75,7 @@ def spread(
     provider: Implementation | None = None,
 ) -> Spread:
     """Run ``count`` honest variants of one operation, or ``count`` cases of a provider taken to be honest."""
-    result = Spread(op)
+    result = Spread(op, unserved=len(contract_named(op).cases("quick")) - len(served(op, provider)))
     for case, kernel in variants(op, count, seed, provider):
         _variant(result, case, kernel, device, count)
         progress()

@@ -62,8 +62,17 @@ def _kda_decode() -> Iterator[Fault]:
                 yield Fault(name, what, case, profile, function)
 
 
+# Faults of the step that a verify step can have too, once a token or once a request.
+_ALSO_IN_VERIFY = (
+    "state_transposed", "decay_wrong_axis", "exp2_for_exp", "lower_bound_-4.9", "norm_eps_1e-3",
+    "l2_eps_1e-3", "gate_bf16", "beta_bf16", "drop_last_k_tile", "one_head_stale", "swap_two_slots",
+    "conv_drop_oldest_tap",
+)  # fmt: skip
+
+
 def _kda_verify() -> Iterator[Fault]:
-    for name, what in kda_step.VERIFY_FAULTS.items():
+    shared = {name: kda_step.DECODE_FAULTS[name] for name in _ALSO_IN_VERIFY}
+    for name, what in (kda_step.VERIFY_FAULTS | shared).items():
         regime = "null_slots" if name == "null_slot_written" else "unit_state"
         case = Case.of("kda_verify", regime, 7, heads=3, dim=128, requests=4, tokens=4)
         yield Fault(name, what, case, "specialized", partial(kda_step.run, order=LIBRARY, fault=name))
@@ -73,18 +82,13 @@ def _kda_verify() -> Iterator[Fault]:
 # profile=...)``) are, by operation.
 _STEPS = (
     "embedding", "mla_query", "mla_attention", "mla_value", "mla_dcp", "oproj", "dense_mlp", "moe_front",
-    "route", "mx_quantize", "experts", "shared_expert", "moe_tail", "small_batch", "logits", "prefetch",
+    "route", "mx_quantize", "experts", "shared_expert", "moe_tail", "small_batch", "logits", "reject_sample",
+    "prefetch",
 )  # fmt: skip
 
 
 def _step(op: str) -> Any:
     return import_module(f"validation.faults.{op}_step")
-
-
-def _present() -> list[str]:
-    from pathlib import Path  # TEMPORARY: operations under construction
-
-    return [op for op in _STEPS if (Path(__file__).parent / f"{op}_step.py").is_file()]
 
 
 def _of_step(op: str) -> Iterator[Fault]:
@@ -96,7 +100,7 @@ FAULTS: dict[str, Callable[[], Iterator[Fault]]] = {
     "projection": _projection,
     "kda_decode": _kda_decode,
     "kda_verify": _kda_verify,
-    **{op: partial(_of_step, op) for op in _present()},
+    **{op: partial(_of_step, op) for op in _STEPS},
 }
 
 

@@ -54,7 +54,8 @@ def plant(fault: Fault, device: str) -> Caught:
         key=lambda f: (f.limit > 0, f.value / f.limit if f.limit > 0 else f.value),
         default=None,
     )
-    caught = worst is not None
+    # A fault that stops with an exception was not noticed by its numbers: it was planted wrongly.
+    caught = worst is not None and all(f.statistic != "exception" for f in result.findings)
     factor, counted, statistic, where = 0.0, False, "", ""
     if worst:
         counted = worst.limit == 0

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from validation.faults.calibrate import needed_factor, spread
+from validation.contracts import contract_named
+from validation.contracts.contract import Case
+from validation.faults.calibrate import Spread, needed_factor, spread
 from validation.faults.catalogue import FAULTS
 from validation.numerics.scores import Statistic
 
@@ -41,6 +43,25 @@ def test_honest_variants_raise_no_alarm(op: str) -> None:
     assert result.variants == 30
     for name, value in result.mean_squares().items():
         assert 0.2 < value < 1.5, (name, value)
+
+
+def test_cases_that_a_provider_does_not_serve_are_left_out_and_counted() -> None:
+    cases = contract_named("projection").cases("quick")
+    one = next(f for f in FAULTS["projection"]()).implementation()
+
+    def only(*rows: int) -> Spread:
+        def supports(case: Case) -> str | None:
+            return None if case["rows"] in rows else "not these rows"
+
+        served = replace(one, profile="stock", supports=supports)
+        return spread("projection", 2, 77, "cpu", provider=served)
+
+    many = only(3)
+    assert many.variants == 2
+    assert many.unserved == sum(case["rows"] != 3 for case in cases) > 0
+    assert all("rows=3," in alarm for alarm in many.alarms)
+    none = only()
+    assert (none.variants, none.unserved, none.alarms) == (0, len(cases), [])
 
 
 def test_a_kernel_that_is_wrong_needs_a_factor_and_raises_alarms() -> None:
