@@ -5,14 +5,12 @@ the recurrence, at every output. It is the honest baseline that calibration star
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 
 MODULES = (
     "vocabulary", "attn_res", "projection", "kda", "mla_query", "mla_attention", "mla_value", "mla_dcp",
     "oproj", "dense_mlp", "moe_front", "route", "mx_quantize", "experts", "shared_expert", "moe_tail",
-    "small_batch", "prefetch",
+    "small_batch", "reject_sample", "prefetch",
 )  # fmt: skip
 
 for _name in MODULES:
-    if find_spec(f"{__name__}.{_name}"):  # TEMPORARY: operations under construction
-        import_module(f"{__name__}.{_name}")
+    import_module(f"{__name__}.{_name}")
