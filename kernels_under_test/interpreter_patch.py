@@ -158,6 +158,9 @@ def _elementwise(interpreter: Any, formats: _Formats) -> None:
         return result(op(formats.values(lhs), formats.values(rhs), formats.values(other)))
 
     def unary_op(self: Any, arg: Any, op: Any) -> Any:
+        if op is np.exp2 and arg.data.dtype == np.float32:
+            # numpy's exp2(127) in FP32 is one unit above 2**127; a GPU's is exact at integers.
+            return formats.handle(np.exp2(arg.data.astype(np.float64)).astype(np.float32), arg.dtype)
         if not formats.is_bf16(arg):
             return unary(self, arg, op)
         return result(op(formats.values(arg)))
@@ -207,7 +210,7 @@ def _reductions(interpreter: Any, formats: _Formats) -> None:
 
 
 def _sum_as_a_tree(interpreter: Any) -> None:
-    """numpy adds pairwise along the last axis only, elsewhere in one chain; a GPU adds in a tree along any."""
+    """numpy adds pairwise along the last axis only, elsewhere in a chain; a GPU adds in a tree along any."""
     reduction = interpreter.ReduceOps
     original = reduction.sum
 

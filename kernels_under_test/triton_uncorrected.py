@@ -13,4 +13,29 @@ interpreter.leave_uncorrected()
 
 from kernels_under_test.triton_portable import register  # noqa: E402
 
-register("triton_uncorrected", devices=("cpu",), only=("attn_res", "projection", "kda_decode", "kda_verify"))
+register(
+    "triton_uncorrected",
+    devices=("cpu",),
+    only=(
+        "attn_res",
+        "projection",
+        "kda_decode",
+        "kda_verify",
+        "embedding",
+        "logits",
+        "prefetch",
+        "oproj",
+        "dense_mlp",
+        "moe_front",
+        "route",
+        "mx_quantize",
+        "experts",
+        "shared_expert",
+        "moe_tail",
+        "small_batch",
+        "mla_query",
+        "mla_value",
+        "mla_attention",
+        "mla_dcp",
+    ),
+)

@@ -11,7 +11,6 @@ What they cannot show: clusters, mailboxes, programmatic launches and the subjec
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from kernels_under_test import interpreter
@@ -25,7 +24,7 @@ from validation.providers import implements  # noqa: E402
 MODULES = (
     "vocabulary", "attn_res", "projection", "kda", "mla_query", "mla_attention", "mla_value", "mla_dcp",
     "oproj", "dense_mlp", "moe_front", "route", "mx_quantize", "experts", "shared_expert", "moe_tail",
-    "small_batch", "prefetch",
+    "small_batch", "reject_sample", "prefetch",
 )  # fmt: skip
 
 
@@ -33,8 +32,7 @@ def operations() -> dict[str, dict[str, Any]]:
     """Every operation of the package with what it declares, in the order of the decode step."""
     found: dict[str, dict[str, Any]] = {}
     for name in MODULES:
-        if find_spec(f"{__name__}.{name}"):  # TEMPORARY: operations under construction
-            found |= import_module(f"{__name__}.{name}").OPERATIONS
+        found |= import_module(f"{__name__}.{name}").OPERATIONS
     return found
 
 

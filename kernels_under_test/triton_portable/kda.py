@@ -1,7 +1,7 @@
 """Kimi Delta Attention core: the launchers, what they may be given, and which kernel serves what.
 
-Plain decode of one request spreads the value rows of a head over eight programs (``kda_split_kernel``), so that
-it fills more of the device; with more requests one program a head is faster, since each has to read F_b.
+Plain decode of one request spreads the value rows of a head over eight programs (``kda_split_kernel``), so
+that it fills more of the device; with more requests one program a head is faster, since each must read F_b.
 Verify keeps the whole K x V state of one (request, head) in the registers of one program (``kda_kernel``),
 since its tokens run one after another through it.
 

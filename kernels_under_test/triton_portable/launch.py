@@ -32,6 +32,11 @@ def interpreted(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether kernels on this tensor run on a GPU."""
+    return tensor.device.type == "cuda"
+
+
 def need_dense_last_axis(**tensors: Tensor) -> None:
     """Raise UserError unless neighbours along every tensor's last axis are neighbours in memory."""
     for name, tensor in tensors.items():
@@ -50,7 +55,7 @@ def programmatic(tensor: Tensor) -> dict[str, Any]:
 
     LOCKSTEP_PDL=0 turns it off, to tell a fault of ordering from one of arithmetic.
     """
-    on = tensor.device.type == "cuda" and _can_launch_early() and os.environ.get("LOCKSTEP_PDL") != "0"
+    on = on_gpu(tensor) and _can_launch_early() and os.environ.get("LOCKSTEP_PDL") != "0"
     return {"PDL": True, "launch_pdl": True} if on else {"PDL": False}
 
 

@@ -70,8 +70,8 @@ def skinny_kernel(
     x, weight, out, stride_x, stride_weight, stride_out, batch, n, k,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, STEPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A few columns for a few rows. The first STEP weights of each column are asked for before the kernel waits
-    for the one that writes x: with STEPS = 1 that is all of them."""
+    """A few columns for a few rows. The first STEP weights of each column are asked for before the kernel
+    waits for the one that writes x: with STEPS = 1 that is all of them."""
     column = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1).to(tl.int64) * ROWS
     at = tl.arange(0, STEP)
