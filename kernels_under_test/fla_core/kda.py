@@ -66,14 +66,14 @@ def _step(a: KdaArguments) -> None:
         g = (part["f_a"] @ a.f_b.T).unflatten(-1, (a.heads, a.head_dim))
     out = a.out.view(requests, tokens, a.heads, a.head_dim)
     for t in range(tokens):
-        core, state = _recurrent(a, [x[:, t : t + 1] for x in (q, k, v, g, part["beta"])], state)
+        core, state = recurrent(a, [x[:, t : t + 1] for x in (q, k, v, g, part["beta"])], state)
         gate = part["gate"][:, t].unflatten(-1, (a.heads, a.head_dim))
         out[live, t] = _gated_norm(a, core[:, 0], gate)
         stored = slots[:, t] > 0
         a.state[slots[stored, t]] = state[stored]
 
 
-def _recurrent(a: KdaArguments, qkvgb: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+def recurrent(a: KdaArguments, qkvgb: list[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """One token of each request by FLA: core BF16 [request, 1, head, v], state [request, head, v, k]."""
     q, k, v, g, beta = (fenced(x) for x in qkvgb)
     core, after = fused_recurrent_kda(
