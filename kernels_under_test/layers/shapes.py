@@ -38,6 +38,10 @@ class Shapes:
 
 
 RANK_SHAPES = {
-    8: Shapes(8, heads=12, kda_rows=6288, mla_rows=3648, dense=4224, expert=384, expert_stored=384, shared=768),
-    16: Shapes(16, heads=6, kda_rows=3216, mla_rows=2880, dense=2112, expert=192, expert_stored=256, shared=384),
+    8: Shapes(
+        8, heads=12, kda_rows=6288, mla_rows=3648, dense=4224, expert=384, expert_stored=384, shared=768
+    ),
+    16: Shapes(
+        16, heads=6, kda_rows=3216, mla_rows=2880, dense=2112, expert=192, expert_stored=256, shared=384
+    ),
 }

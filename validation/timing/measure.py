@@ -1,7 +1,7 @@
 """Time pairs of arms at one setting: seconds, share of the measured bandwidth, kernels, ratio.
 
-What this catches: an arm that is slower than the other, far from the memory's speed, or launches more kernels.
-What it cannot catch: wrong results; the judge does, on the same functions.
+What this catches: an arm that is slower than the other, far from the memory's speed, or launches more
+kernels. What it cannot catch: wrong results; the judge does, on the same functions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _arm(timed: Timed, bandwidth: float) -> Arm:
     calls = [timed.make() for _ in range(instances(timed.bytes))]
     calls[0]()
     torch.cuda.synchronize()
-    kernels = device_kernels(calls[0])
+    kernels = [name for name in device_kernels(calls[0]) if not name.startswith(("Memcpy", "Memset"))]
     time: Time = replayed(calls)
     del calls
     gc.collect()

@@ -1,8 +1,8 @@
 """Time of a sequence of calls under CUDA-graph replay, and the bandwidth that a device's memory really gives.
 
-What this catches: launch gaps inside a sequence (they are part of its time), and inputs that stay in the cache
-(callers rotate over several instances, see ``instances``). What it cannot catch: other work on the device; the
-spread of the repeats shows it.
+What this catches: launch gaps inside a sequence (they are part of its time), and inputs that stay in the
+cache (callers rotate over several instances, see ``instances``). What it cannot catch: other work on the
+device; the spread of the repeats shows it.
 """
 
 from __future__ import annotations
