@@ -6,9 +6,11 @@ catch: faults that need another shape, another regime, several steps or several 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ from torch import Tensor
 from validation.calibration import inflation_for
 from validation.contracts import contract_named
 from validation.contracts.arena import Arena, Violation, store_returned
-from validation.contracts.contract import Case, Contract, Output, tensor_specs
+from validation.contracts.contract import Case, Contract, Output, Tier, tensor_specs
 from validation.controls import planted
-from validation.dispatch.launches import disagreement, recorded
+from validation.declaration import kernel_names
+from validation.dispatch.launches import device_kernels, disagreement, recorded
+from validation.errors import UserError
 from validation.numerics.arithmetic import Noise
 from validation.numerics.choices import Choice
 from validation.numerics.profile import Profile
@@ -29,6 +33,10 @@ from validation.providers import Implementation
 from validation.report.elements import worst_elements
 from validation.report.schema import CaseResult, Finding, Score
 from validation.report.where import describe
+from validation.trace import describe as describe_error
+from validation.trace import place
+
+TIERS: tuple[Tier, ...] = ("quick", "full")
 
 
 def judge_case(
@@ -50,15 +58,15 @@ def judge_case(
     contract = contract_named(case.op)
     result = CaseResult(case.op, implementation.provider, case.line(), "pass")
     report = _Reporter(result, case, implementation, device)
-    clean = on_device(contract.build(case), device)
-    arena = Arena(contract, clean, device)
-    with recorded() as launched:
+    clean, arena = _built(contract, case, device)
+    with recorded() as launched, _possible(contract, case, implementation.profile):
         ran = _run(arena, implementation, report)
     result.kernels = launched
     if not ran:
         return _closed(result, started)
     if implementation.kernels is not None:
-        report.launches(implementation.kernels(case), launched)
+        whose = f"{implementation.provider}'s kernels() for {implementation.op}"
+        report.launches(kernel_names(whose, implementation.kernels, case), launched)
     for violation in arena.check():
         report.violation(violation)
     observed = observe(contract, arena.outcome())
@@ -72,13 +80,45 @@ def judge_case(
     if controls:
         _control(contract, clean, observed, predicted, share, result)
         if implementation.deterministic:
-            _repeat(contract, clean, implementation, device, observed, report)
+            _repeat(case, contract, clean, implementation, device, observed, report)
     return _closed(result, started)
+
+
+def _built(contract: Contract, case: Case, device: str) -> tuple[Any, Arena]:
+    """The arguments of the case and the arena with them, or a UserError that says why there can be none."""
+    try:
+        clean = on_device(contract.build(case), device)
+        return clean, Arena(contract, clean, device)
+    except Exception as error:
+        raise _impossible(error) from error
+
+
+@contextlib.contextmanager
+def _possible(contract: Contract, case: Case, profile: str) -> Iterator[None]:
+    """Where a provider raises on sizes that no case of the contract has: if not even the reference can be
+    computed on them, the case is to blame."""
+    try:
+        yield
+    except BaseException:
+        if case.shape not in {own.shape for tier in TIERS for own in contract.cases(tier)}:
+            try:
+                predict(contract, profile, "cpu", "profile", contract.build(case))
+            except Exception as error:
+                raise _impossible(error) from error
+        raise
+
+
+def _impossible(error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    traceback.print_exception(error)  # for whoever repairs the contract
+    return UserError(f"this case cannot be built: {describe_error(error)} ({place(error)})")
 
 
 def on_device(arguments: Any, device: str) -> Any:
     """The same arguments with every tensor on ``device``."""
-    moved = {name: getattr(arguments, name).to(device) for name in tensor_specs(arguments)}
+    given = {name: getattr(arguments, name) for name in tensor_specs(arguments)}
+    moved = {name: tensor.to(device) for name, tensor in given.items() if tensor is not None}
     return dataclasses.replace(arguments, **moved)
 
 
@@ -149,6 +189,8 @@ def _choice(observed: Tensor, choice: Choice, share: float) -> Statistic:
 
 def _run(arena: Arena, implementation: Implementation, report: _Reporter) -> bool:
     """Call the provider; False if it raised or returned what cannot be judged."""
+    if arena.device.type == "cuda":
+        torch.cuda.synchronize()  # a kernel launched early may read its weights before the copy of them ends
     try:
         returned = implementation.function(arena.arguments)
         if arena.device.type == "cuda":
@@ -185,6 +227,7 @@ def _control(
 
 
 def _repeat(
+    case: Case,
     contract: Contract,
     clean: Any,
     implementation: Implementation,
@@ -192,9 +235,20 @@ def _repeat(
     observed: dict[str, Tensor],
     report: _Reporter,
 ) -> None:
-    """The same call from the same state must give the same bits."""
+    """The same call from the same state must give the same bits. On a GPU it is watched: what the device ran
+    is kept in the result, and the kernels of the dispatch table must be among it."""
     arena = Arena(contract, clean, device)
-    if not _run(arena, implementation, report):
+    ran = True
+
+    def call() -> None:
+        nonlocal ran
+        ran = _run(arena, implementation, report)
+
+    if device == "cuda":
+        report.device(device_kernels(call), implementation, case)
+    else:
+        call()
+    if not ran:
         return
     outcome = arena.outcome()
     for output in contract.outputs:
@@ -248,6 +302,14 @@ class _Reporter:
     def launches(self, expected: tuple[str, ...], launched: list[str]) -> None:
         self.result.scores.append(Score("", "dispatch", float(list(expected) != launched), 0.0))
         if message := disagreement(expected, launched):
+            self.add("dispatch", "", 1.0, 0.0, "", message)
+
+    def device(self, seen: list[str], implementation: Implementation, case: Case) -> None:
+        """Kernels that the device ran; those of the table must be among them."""
+        self.result.device_kernels = seen
+        expected = implementation.kernels(case) if implementation.kernels else ()
+        if absent := [name for name in expected if name not in seen]:
+            message = f"the device did not run {', '.join(absent)}; it ran {', '.join(seen) or 'nothing'}"
             self.add("dispatch", "", 1.0, 0.0, "", message)
 
     def violation(self, violation: Violation) -> None:

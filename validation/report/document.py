@@ -6,6 +6,7 @@ that says what to do. What it cannot catch: a document edited by hand into anoth
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,16 @@ def load(path: Path) -> Document:
 
 
 def save(text: str, path: Path) -> None:
-    """Write a report file, or say in one line why not."""
+    """Write a report file, or say in one line why not; one that is cut short is removed."""
+    opened = False
     try:
-        path.write_text(text, encoding="utf-8")
+        with path.open("w", encoding="utf-8") as file:
+            opened = True
+            file.write(text)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            if opened and path.is_file():
+                path.unlink()
         raise UserError(f"cannot write {path}: {reason(error)}") from None
 
 

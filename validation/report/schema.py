@@ -19,6 +19,23 @@ EXIT_STATUS: dict[str, int] = {"pass": 0, "fail": 1, "undecided": 2, "error": 3}
 SUMS = ("flips", "mean_square", "bias", "projection")
 
 
+# Every name that a finding of a kernel can have: of an output, of memory, of returned values, of the run.
+STATISTICS = (
+    *("nonfinite", "excess", *SUMS, "bits", "choice"),
+    *(
+        "unwritten",
+        "input_changed",
+        "untouched_changed",
+        "red_zone",
+        "replaced",
+        "not_repeatable",
+        "dispatch",
+    ),
+    *("signature", "shape", "dtype", "device"),
+    *("exception", "crash", "hang"),
+)
+
+
 @dataclass
 class Score:
     """One statistic of one output: ``value`` over ``limit`` above 1 is a finding. A limit of 0 means
@@ -81,7 +98,8 @@ class Finding:
 class CaseResult:
     """One case of one provider. ``controls``: faults planted in its outputs, and those noticed.
     ``mean_squares``: mean squared score by output, 1 where the noise is as predicted. ``kernels``: the Triton
-    kernels that were launched, in order."""
+    kernels that were launched, in order; ``device_kernels``: everything that a GPU ran, where it was watched
+    (the first case of an operation)."""
 
     op: str
     provider: str
@@ -95,6 +113,7 @@ class CaseResult:
     seconds: float = 0.0
     note: str = ""
     kernels: list[str] = field(default_factory=list)
+    device_kernels: list[str] = field(default_factory=list)
 
     @property
     def excused(self) -> bool:

@@ -7,8 +7,9 @@ has them; ``lockstep replay`` prints all of one case, see ``replay.py``).
 from __future__ import annotations
 
 import io
+import os
 from collections import defaultdict
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,13 +18,20 @@ from rich.text import Text
 from validation.report.schema import CaseResult, Document
 from validation.report.words import count, duration, finding_words, largest_score, score_words
 
-WIDTH = 110
+WIDTH, UNBOUNDED = 110, 10_000
 STYLE = {"pass": "green", "fail": "bold red", "undecided": "yellow", "error": "magenta", "known": "cyan"}
 Pairs = dict[tuple[str, str], list[CaseResult]]
 
 
 class Screen(Console):
-    """A console that leaves a closed pipe to its caller; rich would exit with 1, which is a verdict here."""
+    """A console that leaves a closed pipe to its caller; rich would exit with 1, which is a verdict here.
+
+    As wide as the terminal, or as COLUMNS says; in a file or a pipe without it, ``width``.
+    """
+
+    def __init__(self, file: IO[str], width: int = WIDTH, **more: Any) -> None:
+        free = not file.isatty() and not os.environ.get("COLUMNS", "").isdigit()
+        super().__init__(file=file, width=width if free else None, **more)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -41,7 +49,7 @@ def show(document: Document, console: Console, folder: str = "") -> None:
     pairs: Pairs = defaultdict(list)
     for result in document.cases:
         pairs[result.op, result.provider].append(result)
-    console.print(_table(pairs))
+    print_table(console, _table(pairs))
     for (op, provider), results in pairs.items():
         _show_worst(console, f"{op} by {provider}", results)
     _show_aside(console, document)
@@ -57,14 +65,20 @@ def state(results: list[CaseResult]) -> str:
     return next(v for v in order if v in verdicts)
 
 
+def print_table(console: Console, table: Table) -> None:
+    """A table as wide as its longest words need, even where the terminal is narrower: no word is cut."""
+    for column in table.columns:
+        cells = (column.header, *column.cells)
+        column.min_width = max(console.measure(cell).minimum for cell in cells)
+    needed = console.measure(table, options=console.options.update(width=UNBOUNDED)).minimum
+    console.print(table, width=max(needed, console.width), crop=False)
+
+
 def _table(pairs: Pairs) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("operation", "provider"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("cases", justify="right")
-    table.add_column("largest score / limit", justify="right", no_wrap=True)
-    table.add_column("of", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    for name in ("operation", "provider", "cases", "largest score / limit", "of", "verdict"):
+        justify: Any = "right" if name in ("cases", "largest score / limit") else "left"
+        table.add_column(name, justify=justify)
     for (op, provider), results in pairs.items():
         score = largest_score(results)
         largest = (score_words(score), f"{score.output} {score.statistic}") if score else ("-", "-")

@@ -9,6 +9,8 @@ import math
 
 from validation.report.schema import CaseResult, Finding, Score
 
+LARGEST_WHOLE = 1e6  # larger numbers are written with an exponent
+
 
 def finding_words(finding: Finding) -> str:
     """One line: where, what, how many times beyond its limit."""
@@ -23,15 +25,20 @@ def finding_words(finding: Finding) -> str:
 
 def times_words(ratio: float) -> str:
     """1.3 times; 4,100 times."""
-    return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
+    return f"{ratio:.2g} times" if ratio < 10 else f"{whole(ratio)} times"
+
+
+def whole(number: float) -> str:
+    """4,100; beyond a million 1.8e+40, which no table is too narrow for."""
+    return f"{number:,.0f}" if abs(number) <= LARGEST_WHOLE else f"{number:.1e}"
 
 
 def score_words(score: Score) -> str:
     """A score as a fraction of its limit, short enough for a table; "12 / 0" where none is allowed."""
     ratio = score.ratio
     if not math.isfinite(ratio):
-        return f"{score.value:,.0f} / 0" if score.limit == 0 else "not a number"
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+        return f"{whole(score.value)} / 0" if score.limit == 0 else "not a number"
+    return f"{ratio:.2f}" if ratio < 10 else whole(ratio)
 
 
 def largest_score(results: list[CaseResult]) -> Score | None:
