@@ -87,8 +87,8 @@ def main(options: argparse.Namespace, command: str) -> int:
         estimate.remember(cache_folder(), comparison, chosen, document.seconds)
     from evals.report.show import as_text, show
 
-    run.write(document, folder, as_text)
-    return conclude(document, options, folder, show, False)
+    trouble = run.write(document, folder, as_text)
+    return conclude(document, options, folder, show, False, trouble)
 
 
 def carry_out(

@@ -11,8 +11,8 @@ in Lockstep itself; they end in a traceback and exit status 3.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
-import os
 import shlex
 import sys
 import traceback
@@ -20,9 +20,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from validation import streams
 from validation.errors import UserError
 
 ERROR, INTERRUPTED, NO_READER = 3, 130, 141
+# What an operating system refuses for want of room: never a mistake of Lockstep.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+NO_FOLDER = "No usable temporary directory"  # what tempfile says on a full disk
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # while a reader that went away can still be dealt with
+        super().exit(status, message)
+
 
 def parser() -> Parser:
     """The whole command line."""
@@ -80,6 +88,7 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
+    streams.open_closed()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         top = parser()
@@ -90,19 +99,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = options.main(options, shlex.join(["lockstep", *words]))
         sys.stdout.flush()
     except UserError as error:
-        print(f"lockstep: {' '.join(str(error).split())}", file=sys.stderr)
+        streams.say(f"lockstep: {' '.join(str(error).split())}")
         return ERROR
     except KeyboardInterrupt:
-        print("lockstep: interrupted", file=sys.stderr)
+        streams.say("lockstep: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no second complaint at exit
+        streams.silence(sys.stdout)  # no second complaint at exit
         return NO_READER
-    except Exception:
-        traceback.print_exc()
-        print("lockstep: this is a mistake in Lockstep itself, please report it", file=sys.stderr)
-        return ERROR
+    except Exception as error:
+        return _unexpected(error)
     return int(status)
+
+
+def _unexpected(error: Exception) -> int:
+    """A machine without room is said in one line; the rest is a mistake in Lockstep itself."""
+    if isinstance(error, OSError) and (error.errno in NO_ROOM or NO_FOLDER in str(error)):
+        streams.silence(sys.stdout)  # it may be what could not be written
+        where = f"{error.filename}: " if error.filename else ""
+        streams.say(f"lockstep: {where}{str(error.strerror).lower()}; make room and run again")
+        return ERROR
+    traceback.print_exc()
+    streams.say("lockstep: this is a mistake in Lockstep itself, please report it")
+    return ERROR
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ A provider is a name; under it, one implementation per operation. Registering is
     @implements("kda_decode", provider="mine", profile="stock")
     def kda_decode(a: KdaArguments) -> None: ...
 
-What this catches: an unknown operation or profile, a function that takes the wrong number of arguments, two
-functions for the same operation, a missing package or device. What it cannot catch: wrong results (the
-judge does).
+What this catches: a declaration that is wrong (``validation.declaration``), two functions for the same
+operation, a missing package or device. What it cannot catch: wrong results (the judge does).
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from validation.declaration import check_declaration, check_provider, check_signature, refusal
 from validation.dispatch.table import Route
 from validation.errors import Unavailable, UserError
-from validation.plugin_file import import_file
-from validation.trace import describe
+from validation.plugin_file import import_file, staying, survives
+from validation.trace import describe, shortened
 
 ENTRY_POINT_GROUP = "lockstep.providers"
 
@@ -34,11 +33,15 @@ BUILT_IN = {
     "torch": "kernels_under_test.torch_stock",
     "triton": "kernels_under_test.triton_portable",
     "fla": "kernels_under_test.fla_core",
+    "fla_modules": "kernels_under_test.fla_modules",
+    "vllm_triton": "kernels_under_test.vllm_triton",
 }
 # Providers that must be flagged: run as negative controls, never as candidates.
 CONTROLS = {"triton_uncorrected": "kernels_under_test.triton_uncorrected"}
 # The control is only evidence where its candidate ran.
 CONTROL_OF = {"triton_uncorrected": "triton"}
+# Operations that a control cannot show: kernels without BF16 and products run alike in both interpreters.
+NOT_SHOWN_BY = {"triton_uncorrected": ("reject_sample",)}
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,15 @@ class Implementation:
         absent = [name for name in self.requires if not _importable(name)]
         return f"needs the package {', '.join(absent)}, which is not installed" if absent else None
 
+    def refuses(self, case: Any) -> str | None:
+        """Why it does not serve this case, or None; UserError where ``supports`` itself is wrong."""
+        return refusal(f"{self.provider}'s supports() for {self.op}", self.supports, case)
+
 
 def _importable(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
+    except (ImportError, ValueError):  # the parent of a dotted name; no name at all
         return False
 
 
@@ -100,24 +107,33 @@ def implements(
     """
 
     def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        _check_provider(provider)
-        _check_declaration(op, provider, profile, devices)
-        _check_signature(op, provider, function)
+        check_provider(provider)
+        check_declaration(op, provider, declared)
+        check_signature(op, provider, function)
         _claim(op, provider, function)
         _REGISTRY[op, provider] = Implementation(
             op,
             provider,
             profile,
             function,
-            requires,
-            devices,
+            tuple(requires),
+            tuple(devices),
             supports,
             deterministic,
             kernels,
-            table,
+            tuple(table),
         )
         return function
 
+    declared = {
+        "profile": profile,
+        "requires": requires,
+        "devices": devices,
+        "supports": supports,
+        "deterministic": deterministic,
+        "kernels": kernels,
+        "table": table,
+    }
     return register
 
 
@@ -128,7 +144,8 @@ def implementation(op: str, provider: str) -> Implementation:
         return found
     ops = implemented_by(provider)
     if not ops:
-        raise UserError(f"unknown provider '{provider}'; known: {', '.join(known_providers())}")
+        known = ", ".join(known_providers())
+        raise UserError(f"unknown provider '{shortened(provider, 80)}'; known: {known}")
     raise UserError(f"provider '{provider}' does not implement '{op}'; it implements: {', '.join(ops)}")
 
 
@@ -177,25 +194,30 @@ def load(names: Sequence[str], plugins: Sequence[Path | str], device: str = "cpu
     return loaded
 
 
-def load_provider(name: str) -> None:
-    """Import one provider by name: already registered, built in, a control, or an installed entry point."""
+def load_provider(name: str, probe: bool = True) -> None:
+    """Import one provider by name: already registered, built in, a control, or an installed entry point (the
+    last with ``probe`` first in a copy of this process)."""
     if implemented_by(name):
         return
     package = {**BUILT_IN, **CONTROLS}.get(name)
     if package:
         _import(name, package, lambda: importlib.import_module(package))
     elif point := installed().get(name):
+        if probe:
+            survives(f"provider '{name}'", point.load)
         _import(name, point.module, point.load)
     else:
         known = ", ".join(known_providers())
-        raise UserError(f"unknown provider '{name}'; known: {known}, and those of a --plugin FILE.py")
+        unknown = f"unknown provider '{shortened(name, 80)}'"
+        raise UserError(f"{unknown}; known: {known}, and those of a --plugin FILE.py")
     if not implemented_by(name):
         raise UserError(f"provider '{name}' registers no operation under that name")
 
 
 def _import(name: str, package: str, run: Callable[[], object]) -> None:
     try:
-        run()
+        with staying():
+            run()
     except ModuleNotFoundError as error:
         missing = error.name or str(error)
         if package == missing or package.startswith(missing + "."):
@@ -206,19 +228,20 @@ def _import(name: str, package: str, run: Callable[[], object]) -> None:
         raise Unavailable(f"provider '{name}' cannot use an installed package: {describe(error)}") from None
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"provider '{name}' does not import: {describe(error)}") from error
 
 
 _PLUGINS: dict[Path, tuple[str, ...]] = {}
 
 
-def load_plugin(path: Path) -> tuple[str, ...]:
-    """Import a plug-in file; returns the providers it registers. The same file is imported once."""
+def load_plugin(path: Path, probe: bool = True) -> tuple[str, ...]:
+    """Import a plug-in file; returns the providers it registers. The same file is imported once, with
+    ``probe`` after an import in a copy of this process."""
     whole = path.resolve()
     if whole not in _PLUGINS:
         before = set(_REGISTRY)
-        import_file(path)
+        import_file(path, probe)
         new = [key for key in _REGISTRY if key not in before]
         _check_names(path, whole, new)
         new = [key for key in new if not _reserved(key[1])]  # a plug-in may build on a built-in provider
@@ -246,40 +269,6 @@ def _require(provider: str, device: str) -> None:
     reasons = [_REGISTRY[op, provider].missing(device) for op in implemented_by(provider)]
     if all(reasons):
         raise Unavailable(f"provider '{provider}' {reasons[0]}")
-
-
-def _check_provider(provider: str) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_.+-]+", provider):
-        raise UserError(f"'{provider}' is no provider name: letters, digits and _ . + - only")
-
-
-def _check_declaration(op: str, provider: str, profile: str, devices: tuple[str, ...]) -> None:
-    from validation.contracts import contract_named
-
-    profiles = contract_named(op).profiles
-    if profile not in profiles:
-        known = ", ".join(profiles)
-        raise UserError(f"{provider}'s {op} declares the unknown profile '{profile}'; known: {known}")
-    if unknown := [d for d in devices if d not in ("cpu", "cuda")]:
-        raise UserError(f"{provider}'s {op} names the unknown device '{unknown[0]}'; known: cpu, cuda")
-
-
-def _check_signature(op: str, provider: str, function: Callable[..., Any]) -> None:
-    from validation.contracts import contract_named
-
-    expected = contract_named(op).arguments.__name__
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # a callable written in C: nothing to check before it is called
-    try:
-        signature.bind(object())
-    except TypeError:
-        name = getattr(function, "__name__", "function")
-        raise UserError(
-            f"{provider}'s {op} must take one argument, a {expected} (from validation.contracts.arguments); "
-            f"found {name}{signature}"
-        ) from None
 
 
 def _claim(op: str, provider: str, function: Callable[..., Any]) -> None:

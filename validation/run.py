@@ -3,8 +3,9 @@
     document = run(make_plan(settings), open_folder(...), ...)
 
 What this catches: an interrupted run keeps what is done (verdict undecided, with how many of how many);
-every finding carries the one line that replays it. What it cannot catch: a machine that goes away while a
-report is written; cases.jsonl then still holds every finished case.
+every finding carries the one line that replays it; a disk that fills up ends the run with what is done. What
+it cannot catch: a machine that goes away while a report is written; cases.jsonl then still holds every
+finished case.
 
 The false-alarm budget of a run, 1e-3 for all of it, is split evenly over its cases (``plan.share``).
 """
@@ -26,25 +27,29 @@ from validation.errors import UserError
 from validation.execution import ledger as known_failures
 from validation.execution.environment import collect, configuration_hash
 from validation.execution.journal import Header, Journal, reopen
-from validation.execution.plan import Plan, Settings, Task
+from validation.execution.plan import Plan, Settings, Task, unserved
 from validation.execution.pool import run_isolated
 from validation.execution.process import device_variables
 from validation.execution.progress import Progress
 from validation.execution.verdict import judge_controls, verdict
 from validation.report.document import reason, save, to_json
 from validation.report.junit import to_junit
+from validation.report.plain import to_plain
 from validation.report.schema import CaseResult, Document
 from validation.report.terminal import as_text
 
 REPORTS = Path("reports")
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; what is done is in ``document``."""
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM (``interrupted``), or something could not be written (``trouble`` says what in one
+    line); what is done is in ``document``."""
 
-    def __init__(self, document: Document) -> None:
-        super().__init__("interrupted")
+    def __init__(self, document: Document, interrupted: bool, trouble: str) -> None:
+        super().__init__(trouble or "interrupted")
         self.document = document
+        self.interrupted = interrupted
+        self.trouble = trouble
 
 
 def choose_device(name: str | None) -> str:
@@ -84,8 +89,11 @@ def new_folder(root: Path, settings: Settings | str) -> Path:
 def begin(plan: Plan, folder: Path, resume: bool) -> Journal:
     """The journal of a new run, or of one that is taken up again."""
     if resume:
-        return reopen(folder)
-    return Journal(folder, Header(plan.settings, collect(plan.settings)))
+        journal = reopen(folder)
+        plan.skipped = journal.header.skipped | plan.skipped
+        plan.unserved = unserved(plan)
+        return journal
+    return Journal(folder, Header(plan.settings, collect(plan.settings), skipped=plan.skipped))
 
 
 def run(
@@ -93,26 +101,33 @@ def run(
 ) -> Document:
     """Execute what is not finished yet; the document is written to ``folder`` in any case.
 
-    Raises ``Interrupted`` with the partial document on Ctrl-C.
+    Raises ``Stopped`` with the partial document on Ctrl-C, and where the journal or a report cannot be
+    written.
     """
     began = time.monotonic()
     environment = collect(plan.settings)
     results = {task.key: journal.finished[task.key] for task in plan.tasks if task.key in journal.finished}
     notes = _resumed(results, journal.header.environment, environment)
-    interrupted = False
+    interrupted, trouble = False, ""
     try:
         with _terminable():
             _execute(plan, journal, folder, results)
+        journal.close()
     except KeyboardInterrupt:
         interrupted = True
+    except (UserError, OSError) as error:
+        trouble = str(error) if isinstance(error, UserError) else f"the run stopped: {reason(error)}"
     finally:
-        journal.close()
+        with contextlib.suppress(UserError):
+            journal.close()
     document = assemble(plan, results, environment, command, ledger)
-    document.notes = notes + document.notes
+    if trouble:
+        document.verdict = "error"
+    document.notes = [*([trouble] if trouble else []), *notes, *document.notes]
     document.seconds = time.monotonic() - began
-    write(document, folder)
-    if interrupted:
-        raise Interrupted(document)
+    trouble = "; ".join(filter(None, [trouble, write(document, folder)]))
+    if interrupted or trouble:
+        raise Stopped(document, interrupted, trouble)
     return document
 
 
@@ -181,24 +196,30 @@ def assemble(
     controls = judge_controls([result for task, result in done if task.role == "control"])
     complete = len(done) == len(plan.tasks)
     records = known_failures.apply(ledger, cases, datetime.date.today(), complete=complete)
-    decided, reasons = verdict(cases, controls, records)
+    decided, reasons = verdict(cases, controls, records, plan.unserved)
     if not complete:
         decided, reasons = "undecided", [f"stopped after {len(done)} of {len(plan.tasks)} cases", *reasons]
-    notes = reasons + plan.notes
-    return Document(command, decided, environment, cases, dict(plan.skipped), controls, records, notes)
+    return Document(command, decided, environment, cases, dict(plan.skipped), controls, records, reasons)
 
 
-def write(document: Document, folder: Path, text: Callable[[Document], str] = as_text) -> None:
-    """results.json, junit.xml and report.txt; ``text`` makes the last."""
-    save(to_json(document), folder / "results.json")
-    save(to_junit(document), folder / "junit.xml")
-    save(text(document), folder / "report.txt")
+def write(document: Document, folder: Path, text: Callable[[Document], str] = as_text) -> str:
+    """results.json, junit.xml and report.txt; ``text`` makes the last. Returns in one line what could not be
+    written."""
+    made = (("results.json", to_json), ("junit.xml", to_junit), ("report.txt", text))
+    troubles = []
+    for name, make in made:
+        try:
+            save(make(document), folder / name)
+        except UserError as error:
+            troubles.append(str(error))
+    return troubles[0] if troubles else ""
 
 
 def _resumed(results: dict[str, CaseResult], before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What a reader of a resumed run must know."""
     if not results:
         return []
+    now = to_plain(now)  # as it is stored
     changed = [k for k in now if k not in ("date", "configuration_hash") and now[k] != before.get(k)]
     notes = [f"resumed: {len(results)} cases are from the earlier run"]
     return notes + ([f"the earlier run had another {', '.join(changed)}"] if changed else [])

@@ -42,9 +42,9 @@ def describe(error: BaseException, source: Path | None = None) -> str:
     return f"{where}: {words}" if where else words
 
 
-def shortened(text: str) -> str:
-    """At most ``LONGEST`` characters; the rest is in the worker's log."""
-    return text if len(text) <= LONGEST else text[: LONGEST - 4] + " ..."
+def shortened(text: str, most: int = LONGEST) -> str:
+    """At most ``most`` characters; the rest is in the worker's log, or known to whoever typed it."""
+    return text if len(text) <= most else text[: most - 4] + " ..."
 
 
 def line_in(error: BaseException, source: Path) -> str:

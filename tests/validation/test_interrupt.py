@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,12 @@ from pathlib import Path
 
 import pytest
 from toy import command, environment, lockstep, plugin
+
+from validation.contracts.contract import Case
+from validation.errors import UserError
+from validation.execution.journal import FILE, Header, Journal, reopen
+from validation.execution.plan import Settings, Task
+from validation.report.schema import CaseResult
 
 SLOW = """
 open("began", "a").write(f"{a.seed}\\n")
@@ -79,7 +86,7 @@ def test_a_resumed_run_does_only_what_is_left(tmp_path: Path) -> None:
     assert (tmp_path / "began").read_text() == "3\n"
     document = json.loads((tmp_path / "r.json").read_text())
     assert [r["case"][-1] for r in document["cases"]] == ["1", "2", "3"]
-    assert "resumed: 2 cases are from the earlier run" in document["notes"]
+    assert document["notes"] == ["resumed: 2 cases are from the earlier run"], "nothing else has changed"
     again = lockstep(tmp_path, "kernels", "--resume", str(report(tmp_path)))
     assert (again.returncode, (tmp_path / "began").read_text()) == (0, "3\n")
 
@@ -99,6 +106,31 @@ def test_a_last_line_cut_short_is_run_again(tmp_path: Path) -> None:
     assert sorted(
         json.loads(line)["result"]["case"] for line in journal.read_text().splitlines()[1:]
     ) == sorted(json.loads(line)["result"]["case"] for line in whole.decode().splitlines()[1:])
+
+
+def test_a_line_that_does_not_fit_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with room for ten more bytes, then for everything."""
+    journal = Journal(tmp_path, Header(Settings()))
+    whole, write, room = (tmp_path / FILE).read_bytes(), os.write, [10]
+
+    def full(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = write(descriptor, data[: room[0]])
+        room[0] -= done
+        return done
+
+    task = Task("mine", Case.of("toy_add", "plain", 1, rows=4))
+    result = CaseResult("toy_add", "mine", task.case.line(), "pass")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(UserError, match=r"cannot write .*cases\.jsonl: no space left on device"):
+        journal.add(task, result)
+    assert (tmp_path / FILE).read_bytes() == whole
+    monkeypatch.undo()
+    journal.add(task, result)
+    journal.close()
+    journal.close()
+    assert list(reopen(tmp_path).finished) == [task.key]
 
 
 def damage_header(lines: list[str]) -> list[str]:

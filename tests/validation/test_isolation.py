@@ -118,6 +118,13 @@ def test_lack_of_memory_is_an_error_and_no_finding(tmp_path: Path) -> None:
     assert cases[2]["note"].startswith("out of memory: the provider raised MemoryError: no room")
 
 
+def test_lack_of_disk_space_is_an_error_and_no_finding(tmp_path: Path) -> None:
+    body = "if a.seed == 2: raise OSError(28, 'No space left on device')"
+    status, cases, _ = results(tmp_path, plugin(tmp_path, body))
+    assert (status, cases[2]["verdict"], cases[2]["findings"]) == (3, "error", [])
+    assert cases[2]["note"].startswith("out of disk space: the provider raised OSError: [Errno 28]")
+
+
 def test_a_crash_that_needs_earlier_cases_is_told_apart(tmp_path: Path) -> None:
     body = """
     if a.seed == 3 and getattr(sys, "served", 0):
@@ -144,10 +151,39 @@ def test_a_worker_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_while_starting_is_an_error(tmp_path: Path) -> None:
     path = plugin(tmp_path, "pass")
-    path.write_text("import os\nif os.path.exists('reports'): os._exit(9)\n" + path.read_text())
+    path.write_text("import os\nif os.path.exists('reports'): os.abort()\n" + path.read_text())
     status, cases, _ = results(tmp_path, path)
     assert status == 3
-    assert "its worker does not start: the process died: it exited with status 9" in cases[1]["note"]
+    assert "its worker does not start: the process died: SIGABRT (abort)" in cases[1]["note"]
+
+
+@pytest.mark.parametrize("sent", ["SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("verdict", ["pass", "fail"])
+def test_a_case_whose_worker_was_killed_once_is_run_again(tmp_path: Path, sent: str, verdict: str) -> None:
+    body = f"""
+    if a.seed == 2 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.{sent})
+    if a.seed == 2 and "{verdict}" == "fail":
+        a.out[:] = a.rows
+        return
+    """
+    status, cases, _ = results(tmp_path, plugin(tmp_path, body))
+    assert status == (0 if verdict == "pass" else 1)
+    assert [cases[seed]["verdict"] for seed in (1, 2, 3)] == ["pass", verdict, "pass"]
+    assert [f["statistic"] for f in cases[2]["findings"]] == ([] if verdict == "pass" else ["bits"])
+    assert cases[2]["note"].startswith(f"run again after the process died: {sent}")
+
+
+def test_a_worker_killed_twice_outside_of_the_kernel_is_an_error(tmp_path: Path) -> None:
+    """Rows of 17: the judge of the toy suite is killed, as where its own work takes all memory."""
+    done = lockstep(tmp_path, "replay", "right/toy_add:rows=17:plain:1", "--json", "r.json")
+    (case,) = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert (done.returncode, case["verdict"], case["findings"]) == (3, "error", [])
+    assert case["note"].startswith(
+        "the process died: SIGKILL (killed, often for lack of memory), twice, while"
+    )
+    assert len((tmp_path / "kills").read_text()) == 2
 
 
 def test_two_pairs_share_two_workers(tmp_path: Path) -> None:

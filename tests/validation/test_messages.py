@@ -46,7 +46,34 @@ BAD_WORDS = [
     (("replay", "right/toy_add:rows=4:odd:1"), "toy_add has no regime 'odd'; known: plain"),
     (("replay", "nope/toy_add:rows=4:plain:1"), "unknown provider 'nope'"),
     (("replay", "right/toy_add:columns=4:plain:1"), "does not have the sizes of toy_add, which are rows=N"),
+    (("replay", "right/toy_add:rows=4,rows=4:plain:1"), "does not have the sizes of toy_add"),
+    (("replay", "right/toy_add:rows=0:plain:1"), "rows of toy_add must be from 1 to 40"),
+    (("replay", "right/toy_add:rows=-1:plain:1"), "rows of toy_add must be from 1 to 40"),
+    (("replay", "right/toy_add:rows=1000000000:plain:1"), "rows of toy_add must be from 1 to 40"),
+    (("replay", "right/toy_add::plain:1"), "does not have the sizes of toy_add, which are rows=N"),
     (("replay",), "the following arguments are required: CASE"),
+    ((*CPU, "--list", "--op", "zz"), "unknown operation 'zz'; known: toy_add, toy_scale"),
+    ((*CPU, "--list", "--provider", "zz"), "unknown provider 'zz'; known: right, absent"),
+    ((*CPU, "--dispatch", "--op", "zz"), "unknown operation 'zz'; known: toy_add, toy_scale"),
+    ((*CPU, "--dispatch"), "no selected provider declares a dispatch table"),
+    (("kernels", "--time", "--rows", "0"), "--rows 0: a decode step of the subject has 1 to 64 rows"),
+    (("kernels", "--time", "--rows", "1", "65"), "--rows 65: a decode step of the subject has 1 to 64 rows"),
+    (("kernels", "--time", "--ranks", "3"), "argument --ranks: invalid choice: 3 (choose from 8, 16)"),
+    (("kernels", "--time", "--context", "0"), "--context 0: a request has at least 1 token"),
+    ((*CPU, "--time"), "--time needs a GPU; leave out --device cpu"),
+    (
+        ("kernels", "--time", "--tier", "full"),
+        "--time does not go with --tier; it takes --op, --device, --json, --ranks, --rows, --context",
+    ),
+    (("kernels", "--list", "--time"), "--list does not go with --time; it takes --op, --provider, --plugin"),
+    (("kernels", "--list", "--json", "r.json"), "--list does not go with --json"),
+    (("kernels", "--dispatch", "--seed", "0"), "--dispatch does not go with --seed"),
+    (("kernels", "--rows", "4"), "--rows counts only with --time"),
+    (("kernels", "--resume", "x", "--report-dir", "y"), "the earlier run; leave out --report-dir"),
+    (("calibrate", "--provider", "toy_wrong"), "'toy_wrong' is a negative control: it is wrong on purpose"),
+    (("calibrate", "--cases", "10", "--op", "zz"), "unknown operation 'zz'; known: toy_add, toy_scale"),
+    (("calibrate", "--cases", "0"), "--cases must be at least 1, not 0"),
+    (("qualify", "--op", "zz"), "unknown operation 'zz'; known: toy_add, toy_scale"),
 ]
 
 
@@ -95,6 +122,41 @@ BAD_PLUGINS = [
     (source('"toy_add", provider="m", devices=("tpu",)'), "names the unknown device 'tpu'; known: cpu, cuda"),
     (source('"toy_add", provider="m", tolerance=1'), "TypeError: implements() got an unexpected keyword"),
     (source('"toy_add", provider="m/n"'), "'m/n' is no provider name"),
+    (source(f'"toy_add", provider="{"m" * 300}"'), "is no provider name: at most 64 letters, digits and _"),
+    (source('"toy_add", provider="-m"'), "'-m' is no provider name"),
+    (source('"toy_add", provider=7'), "7 is no provider name"),
+    (source('7, provider="m"'), "m implements the int 7; expected the name of an operation"),
+    (source('"toy_add", provider="m", profile=("stock",)'), "declares the unknown profile '('stock',)'"),
+    (
+        source('"toy_add", provider="m", requires="triton"'),
+        'm\'s toy_add: requires= must be a tuple of names of packages, such as ("triton",), '
+        "not the str 'triton'",
+    ),
+    (
+        source('"toy_add", provider="m", devices="cpu"'),
+        'm\'s toy_add: devices= must be a tuple of devices, such as ("cpu", "cuda"), not the str \'cpu\'',
+    ),
+    (source('"toy_add", provider="m", devices=()'), "m's toy_add: devices= is empty; known: cpu, cuda"),
+    (
+        source('"toy_add", provider="m", kernels=("a", "b")'),
+        "m's toy_add: kernels= must be a function of the case that returns the names of the kernels, "
+        "not the tuple ('a', 'b')",
+    ),
+    (
+        source('"toy_add", provider="m", table="x"'),
+        "m's toy_add: table= must be a tuple of Route (from validation.dispatch.table), not the str 'x'",
+    ),
+    (source('"toy_add", provider="m", supports=True'), "m's toy_add: supports= must be a function of the"),
+    (source('"toy_add", provider="m", deterministic="no"'), "deterministic= must be True or False, not the"),
+    (HEAD + 'implements("toy_add", provider="m")(7)', "m's toy_add must be a function, not the int 7"),
+    ("import sys; sys.exit(0)", "plug-in mine.py does not import: line 1: SystemExit: 0"),
+    ("import os; os._exit(0)", "plug-in mine.py does not import: line 1: SystemExit: os._exit(0) was called"),
+    ("import os; os.abort()", "plug-in mine.py ends the interpreter while it is imported: SIGABRT"),
+    ("import ctypes; ctypes.string_at(0)", "mine.py ends the interpreter while it is imported: SIGSEGV"),
+    (
+        "import ctypes; ctypes.CDLL(None)._exit(4)",
+        "mine.py ends the interpreter while it is imported: it exits with status 4",
+    ),
     (source('"toy_add", provider="m"', "f(a, b)"), "m's toy_add must take one argument, a ToyArguments"),
     (source('"toy_add", provider="m"', "f()"), "found f()"),
     (source('"toy_add", provider="right"'), "uses the built-in provider name 'right'; choose another"),
@@ -165,6 +227,15 @@ BAD_LEDGERS = [
         '[[known]]\nprovider = "p"\nop = "o"\nissue = "https://x/1"\nexpires = 2099-01-01\nseed = 1',
         "has an unknown key 'seed'; known: provider, op, issue, expires, case, statistic",
     ),
+    (
+        '[[known]]\nprovider = "p"\nop = "o"\nissue = "https://x/1"\nexpires = 2099-01-01',
+        "entry 1 of the ledger l.toml: unknown op 'o'; known: toy_add, toy_scale",
+    ),
+    (
+        '[[known]]\nprovider = "p"\nop = "toy_add"\nissue = "https://x/1"\nexpires = 2099-01-01\n'
+        'statistic = "max_excess"',
+        "entry 1 of the ledger l.toml: unknown statistic 'max_excess'; known: nonfinite, excess, flips",
+    ),
 ]
 
 
@@ -199,10 +270,110 @@ def test_a_reader_that_goes_away_is_no_error_of_ours(tmp_path: Path) -> None:
     line = (
         " ".join(command("kernels", "--device", "cpu", "--json", "r.json")) + " | true; echo ${PIPESTATUS[0]}"
     )
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=30
-    )
-    assert done.stdout.strip() in ("0", "141")
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
+    done = shell(tmp_path, line)
+    assert done.stdout.strip() == "0", "the verdict is known, whoever reads it"
     assert (tmp_path / "r.json").exists()
+
+
+def shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash; nothing in it may end in a traceback."""
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=folder, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    for words in ("Traceback", "Exception ignored", "mistake in Lockstep"):
+        assert words not in done.stderr + done.stdout
+    return done
+
+
+RUN = " ".join(command("kernels", "--device", "cpu"))
+STREAMS = [
+    (f"{RUN} >&-; echo $? >&2", "0"),
+    (f"{RUN} >&- <&-; echo $? >&2", "0"),
+    (f"{RUN} >&- 2>&-; echo $? >status; cat status >&2", "0"),
+    (f"{RUN} --seed 5 | head -1 >/dev/null; echo ${{PIPESTATUS[0]}} >&2", "0"),
+    (f"{RUN} --plugin bad.py 2>&1 | true; echo ${{PIPESTATUS[0]}} >&2", "1"),
+    (f"{RUN} --plugin bad.py >/dev/null 2>/dev/full; echo $? >&2", "1"),
+]
+
+
+@pytest.mark.parametrize(("line", "status"), STREAMS, ids=["out", "in", "all", "head", "both", "full"])
+def test_streams_that_are_closed_cost_no_result(tmp_path: Path, line: str, status: str) -> None:
+    plugin(tmp_path, "a.out[:] = a.rows\nreturn", "bad.py")
+    done = shell(tmp_path, line)
+    assert done.stderr.splitlines()[-1] == status
+    (report,) = (tmp_path / "reports").iterdir()
+    assert (report / "report.txt").read_text().splitlines()[-1][:4] == ("PASS" if status == "0" else "FAIL")
+    assert (report / "results.json").exists()
+    assert all(line.startswith("{") for line in (report / "cases.jsonl").read_text().splitlines())
+
+
+def test_the_other_commands_survive_their_reader(tmp_path: Path) -> None:
+    for words in ("kernels --list --device cpu", "--help", "kernels --help"):
+        line = f"{' '.join(command(*words.split()))} | true; echo ${{PIPESTATUS[0]}} >&2"
+        assert shell(tmp_path, line).stderr in ("141\n", "0\n")
+        assert shell(tmp_path, f"{' '.join(command(*words.split()))} >&-; echo $? >&2").stderr == "0\n"
+
+
+NO_ROOM = "no space left on device"
+
+
+def test_a_full_disk_behind_stdout_is_one_line_and_the_report_is_kept(tmp_path: Path) -> None:
+    done = shell(tmp_path, f"{RUN} >/dev/full; echo $? >&2")
+    said, status = done.stderr.splitlines()
+    assert status == "3"
+    (report,) = (tmp_path / "reports").iterdir()
+    assert said.startswith(
+        f"lockstep: cannot write the report to stdout: {NO_ROOM}; put that right and go on"
+    )
+    assert (report / "report.txt").exists()
+    done = shell(
+        tmp_path, f"{' '.join(command('kernels', '--list', '--device', 'cpu'))} >/dev/full; echo $? >&2"
+    )
+    assert done.stderr == f"lockstep: {NO_ROOM}; make room and run again\n3\n"
+
+
+@pytest.mark.parametrize("option", ["--json", "--junit"])
+def test_a_report_that_does_not_fit_is_one_line_and_the_rest_is_kept(tmp_path: Path, option: str) -> None:
+    done = shell(tmp_path, f"{RUN} {option} /dev/full; echo $? >&2")
+    said, status = done.stderr.splitlines()
+    assert (status, done.stdout.splitlines()[-1][:13]) == ("3", "PASS: 6 cases")
+    assert said.startswith(
+        f"lockstep: cannot write /dev/full: {NO_ROOM}; put that right and go on with: lockstep"
+    )
+    assert len(list((tmp_path / "reports").glob("*/results.json"))) == 1
+
+
+def test_a_disk_without_any_room_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = shell(tmp_path, f"(ulimit -f 0; {RUN}; echo $? >&2)")
+    said, status = done.stderr.splitlines()
+    assert status == "3"
+    assert said.startswith("lockstep: cannot write reports/")
+    assert said.endswith("/cases.jsonl: file too large")
+
+    def full(*_: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")  # importing torch asks
+
+    in_process(monkeypatch, tmp_path)
+    monkeypatch.setattr("validation.run.choose_device", full)
+    monkeypatch.setattr("validation.streams.silence", lambda stream: None)
+    assert cli.main(CPU) == 3
+    said = "lockstep: no usable temporary directory found in ['/tmp']; make room and run again\n"
+    assert capsys.readouterr().err == said
+
+
+def test_a_disk_that_fills_up_keeps_what_was_computed(tmp_path: Path) -> None:
+    """The journal may grow to 2 KiB: the header and two or three cases."""
+    done = shell(tmp_path, f"ulimit -f 2; {RUN} --tier full; echo $? >&2")
+    said, status = done.stderr.splitlines()
+    (report,) = (tmp_path / "reports").iterdir()
+    assert status == "3"
+    assert said.startswith(f"lockstep: cannot write reports/{report.name}/cases.jsonl: file too large; ")
+    assert said.endswith(f"go on with: lockstep kernels --resume reports/{report.name}")
+    *lines, end = (report / "cases.jsonl").read_text().split("\n")
+    assert (end, len(lines) >= 2) == ("", True), "no line is cut"
+    assert done.stdout.splitlines()[-1].startswith("ERROR: "), "what was done is shown"
+    again = lockstep(tmp_path, "kernels", "--resume", f"reports/{report.name}")
+    assert again.returncode == 0
+    assert f"note: resumed: {len(lines) - 1} cases are from the earlier run" in again.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -43,6 +44,13 @@ OFFERS = [
     ("from sys import nothing", Unavailable, "provider 'third' cannot use an installed package: ImportError"),
     ("1 / 0", UserError, "provider 'third' does not import: ZeroDivisionError"),
     ("x = 1", UserError, "provider 'third' registers no operation under that name"),
+    ("import sys; sys.exit(0)", UserError, "provider 'third' does not import: SystemExit: 0"),
+    ("import os; os._exit(0)", UserError, r"does not import: SystemExit: os._exit\(0\) was called"),
+    (
+        "import os; os.abort()",
+        UserError,
+        "provider 'third' ends the interpreter while it is imported: SIGABRT",
+    ),
 ]
 
 
@@ -97,6 +105,27 @@ def test_a_lookup_names_what_there_is(tmp_path: Path) -> None:
         implementation("toy_scale", "mine")
     with pytest.raises(UserError, match="unknown provider 'nope'; known: right, absent, mine"):
         implementation("toy_add", "nope")
+
+
+def test_a_device_that_a_copy_of_this_process_cannot_use_is_not_tried_in_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = plugin(tmp_path, "pass")
+    path.write_text("import os\nopen('pids', 'a').write(f'{os.getpid()}\\n')\n" + path.read_text())
+    monkeypatch.setenv("LOCKSTEP_DEVICE", "cuda")
+    assert load([], [path]).providers == ["mine"]
+    assert (tmp_path / "pids").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_plugin_is_imported_by_its_processes_children_as_ever(tmp_path: Path) -> None:
+    """``os._exit`` is refused in the importing process only: a child it forks may end with it."""
+    path = plugin(tmp_path, "pass")
+    path.write_text("import os\nif not (child := os.fork()): os._exit(0)\n" + path.read_text())
+    path.write_text(
+        path.read_text().replace("import ctypes", "assert os.waitpid(child, 0)[1] == 0\nimport ctypes")
+    )
+    assert load([], [path]).providers == ["mine"]
+    assert os._exit.__name__ == "_exit"
 
 
 def test_a_plugin_in_under_25_lines_runs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from xml.etree import ElementTree as Xml
@@ -9,14 +10,15 @@ from xml.etree import ElementTree as Xml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from validation.errors import UserError
 from validation.execution.verdict import verdict
 from validation.report.document import from_json, load, to_json
 from validation.report.junit import to_junit
 from validation.report.schema import SCHEMA, CaseResult, Document, Element, Finding, Score, ratio
-from validation.report.terminal import as_text, state
-from validation.report.words import duration, finding_words
+from validation.report.terminal import Screen, as_text, show, state
+from validation.report.words import duration, finding_words, score_words
 
 text = st.sampled_from(["", "out", "two\nlines", "bell \x07", "<&\"'>", "é∞", "nan"]) | st.text(max_size=4)
 number = st.floats(allow_nan=True) | st.integers(-5, 5).map(float)
@@ -143,6 +145,38 @@ def test_the_report_names_the_worst_and_counts_the_rest() -> None:
     assert "and 1 further finding; 1 of 2 cases failed" in shown
     assert "skipped fla: needs the package fla" in shown
     assert shown.splitlines()[-1] == "FAIL: 2 cases, 1 failed, in 3 min"
+
+
+def printed(document: Document, width: int) -> str:
+    """The report in a terminal of that width."""
+    stream = io.StringIO()
+    show(document, Console(file=stream, width=width, color_system=None, highlight=False))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_huge_score_cuts_no_name_in_a_narrow_terminal(width: int) -> None:
+    huge = result("fail", finding(1.8e40, 1.0), op="embedding_lookup")
+    huge.provider = "triton_portable"
+    shown = printed(Document("c", "fail", {}, [huge]), width)
+    (row,) = (line for line in shown.splitlines() if line.startswith("embedding_lookup  triton_portable  "))
+    assert {"1.8e+40", "fail"} <= set(row.split())
+    assert "\u2026" not in shown
+    assert "max excess, 1.8e+40 times its limit" in shown
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(12.0, "12"), (1e6, "1,000,000"), (2e6, "2.0e+06"), (1.8e40, "1.8e+40")]
+)
+def test_numbers_in_tables_are_short(number: float, words: str) -> None:
+    assert score_words(Score("out", "excess", number, 1.0)) == words
+    assert score_words(Score("out", "bits", number, 0.0)) == f"{words} / 0"
+
+
+@pytest.mark.parametrize(("columns", "width"), [("", 110), ("72", 72), ("odd", 110)])
+def test_a_pipe_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert Screen(file=io.StringIO()).width == width
 
 
 def test_a_long_replay_line_is_not_wrapped() -> None:

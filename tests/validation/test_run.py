@@ -187,17 +187,83 @@ def test_an_entry_that_matches_nothing_is_a_note(tmp_path: Path) -> None:
     ledger(tmp_path, op="toy_scale")
     status, _, shown = run(tmp_path, "--plugin", "mine.py")
     assert (status, "nothing that ran matches it" in shown) == (0, True)
+    ledger(tmp_path, provider="mien")
+    status, _, shown = run(tmp_path, "--plugin", "mine.py")
+    assert status == 0, "it may belong to a plug-in that is not loaded now"
+    assert "no provider 'mien' is known here; known: right, absent, mine, toy_wrong, toy_missed\n" in shown
 
 
-def test_unsupported_cases_are_left_out_and_said(tmp_path: Path) -> None:
-    path = plugin(tmp_path, "pass")
-    text = path.read_text().replace(
-        'provider="mine"', 'provider="mine", supports=lambda c: "odd seed" if c.seed % 2 else None'
-    )
-    path.write_text(text)
-    status, results, shown = run(tmp_path, "--plugin", "mine.py")
+def declared(folder: Path, more: str, **kind: str) -> None:
+    """A right plug-in whose declaration says more."""
+    path = plugin(folder, "pass", **kind)
+    provider = kind.get("provider", "mine")
+    path.write_text(path.read_text().replace(f'provider="{provider}"', f'provider="{provider}", {more}'))
+
+
+def skipped_in(junit: Path) -> dict[str, str]:
+    """Name and reason of every skipped testcase."""
+    cases = Xml.parse(junit).getroot().iter("testcase")
+    return {c.get("name", ""): s.get("message", "") for c in cases if (s := c.find("skipped")) is not None}
+
+
+def test_unsupported_cases_are_skipped_with_their_reason_in_every_report(tmp_path: Path) -> None:
+    declared(tmp_path, 'supports=lambda c: "odd seed" if c.seed % 2 else None')
+    status, results, shown = run(tmp_path, "--plugin", "mine.py", "--junit", "j.xml")
     assert (status, [r["case"][-1] for r in results["cases"]]) == (0, ["2"])
-    assert "note: mine does not serve 2 cases of toy_add: odd seed" in shown
+    assert results["skipped"] == {"mine/toy_add": "2 of 3 cases: odd seed"}
+    assert skipped_in(tmp_path / "j.xml") == results["skipped"]
+    assert "skipped mine/toy_add: 2 of 3 cases: odd seed" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ('supports=lambda c: "too old here"', "too old here"),
+        ('devices=("cuda",)', "runs on cuda only, not on cpu"),
+        ('requires=["nopackage"]', "needs the package nopackage, which is not installed"),
+    ],
+    ids=["supports", "device", "package"],
+)
+def test_an_operation_of_which_everything_is_refused_is_no_pass(
+    tmp_path: Path, more: str, reason: str
+) -> None:
+    declared(tmp_path, more)
+    plugin(tmp_path, "pass", "other.py", op="toy_scale")
+    (tmp_path / "other.py").write_text((tmp_path / "other.py").read_text().replace("row + 1", "2 * row"))
+    words = ("--plugin", "mine.py", "--plugin", "other.py", "--junit", "j.xml")
+    status, results, shown = run(tmp_path, *words)
+    assert {(r["op"], r["verdict"]) for r in results["cases"]} == {("toy_scale", "pass")}
+    assert (status, results["verdict"]) == (2, "undecided")
+    assert results["skipped"]["mine/toy_add"] == reason
+    assert skipped_in(tmp_path / "j.xml")["mine/toy_add"] == reason
+    assert f"skipped mine/toy_add: {reason}" in shown
+    assert f"note: nothing ran of toy_add: mine/toy_add {reason}" in shown
+    assert f"nothing ran of toy_add: mine/toy_add {reason}" in (tmp_path / "j.xml").read_text()
+
+
+def test_an_operation_that_a_skipped_plugin_alone_has_is_no_pass(tmp_path: Path) -> None:
+    declared(tmp_path, 'devices=("cuda",)', name="gpu.py", op="toy_scale", provider="gpu")
+    plugin(tmp_path, "pass")
+    status, results, _ = run(tmp_path, "--plugin", "gpu.py", "--plugin", "mine.py")
+    assert (status, results["verdict"]) == (2, "undecided")
+    why = "nothing ran of toy_scale: gpu runs on cuda only, not on cpu"
+    assert results["notes"] == [why]
+    (report,) = (tmp_path / "reports").iterdir()
+    done = lockstep(tmp_path, "kernels", "--resume", str(report), "--json", "again.json")
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert (done.returncode, again["skipped"]) == (2, results["skipped"])
+    assert why in again["notes"]
+    status, results, _ = run(tmp_path, "--plugin", "gpu.py", "--plugin", "mine.py", "--op", "toy_add")
+    assert (status, results["verdict"]) == (0, "pass"), "of what was asked for, everything ran"
+
+
+def test_what_supports_may_answer(tmp_path: Path) -> None:
+    declared(tmp_path, "supports=lambda c: True")
+    done = lockstep(tmp_path, *CPU, "--plugin", "mine.py")
+    expected = (
+        "lockstep: mine's supports() for toy_add must return None or a reason in words, not the bool True"
+    )
+    assert (done.returncode, done.stderr) == (3, expected + "\n")
 
 
 def test_list_names_operations_providers_and_tiers(tmp_path: Path) -> None:

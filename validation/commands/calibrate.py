@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validation import streams
 from validation.commands.measured import counted, measured_arguments, record, selected, write_json
 from validation.errors import UserError
 
@@ -51,13 +53,13 @@ def main(options: argparse.Namespace, command: str) -> int:
             results.append(spread(op, options.cases, options.seed, device, advance, kernel))
     entries = {r.op: _entry(r, options.seed) for r in results}
     document = record(command, ops, device, entries)
+    if options.json:  # before the terminal, whose reader may be gone
+        write_json(options.json, document)
     for result in results:
-        _show(result)
+        streams.try_to(partial(_show, result))
     if options.write:
         for op, entry in entries.items():
             _store(op, device, entry, document)
-    if options.json:
-        write_json(options.json, document)
     alarms = sum(len(r.alarms) for r in results)
     print(f"{alarms} false alarms in {sum(r.variants for r in results)} honest variants")
     return 1 if alarms and not options.write else 0
@@ -67,8 +69,10 @@ def _kernels(provider: str | None, ops: list[str], device: str) -> dict[str, Imp
     """The provider's implementation of every operation it has; without provider None, a drawn variant."""
     if not provider:
         return dict.fromkeys(ops)
-    from validation.providers import implementation, implemented_by, load
+    from validation.providers import CONTROLS, implementation, implemented_by, load
 
+    if provider in CONTROLS:
+        raise UserError(f"'{provider}' is a negative control: it is wrong on purpose, and no honest provider")
     load([provider], [], device)
     found: dict[str, Implementation | None] = {
         op: implementation(op, provider) for op in ops if op in implemented_by(provider)
@@ -81,6 +85,7 @@ def _kernels(provider: str | None, ops: list[str], device: str) -> dict[str, Imp
 def _entry(result: Spread, seed: int) -> dict[str, Any]:
     return {
         "variants": result.variants,
+        "unserved_cases": result.unserved,
         "seed": seed,
         "false_alarms": len(result.alarms),
         "first_alarms": result.alarms[:5],
@@ -96,11 +101,15 @@ def _rounded(table: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 def _show(result: Spread) -> None:
     print(f"{result.op}: {len(result.alarms)} false alarms in {result.variants} honest variants")
+    if result.unserved:
+        print(f"  {result.unserved} cases of the quick tier are not served: no variants of them")
     for output, factors in result.needed.items():
         square = result.mean_squares().get(output)
         wide = ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items() if factor > 1)
         largest = max(result.largest[output].values())
-        print(f"  {output:8} mean square {square:.2f}, largest {largest:.2f} of its limit", end="")
+        # Where every element is known to the bit but for jumps, there is no square to measure.
+        measured = "no smooth noise" if square is None else f"mean square {square:.2f}"
+        print(f"  {output:8} {measured}, largest {largest:.2f} of its limit", end="")
         print(f", needs {wide}" if wide else "")
     for alarm in result.alarms[:3]:
         print(f"  false alarm: {alarm}")

@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from validation.commands import dispatching, timing
 from validation.commands.outcome import carry_out, check_outputs, common_arguments
 from validation.errors import UserError
 
@@ -17,7 +18,14 @@ if TYPE_CHECKING:
 
 TIERS = ("quick", "full")
 # What decides the numbers of a run, and is therefore taken from the run that is resumed.
-SELECTION = ("op", "provider", "plugin", "tier", "device", "seed", "mode")
+SELECTION = ("op", "provider", "plugin", "tier", "device", "seed", "mode", "report_dir")
+# What does something else than judge, and the only options that count with it.
+ALONE = {
+    "list": ("op", "provider", "plugin", "device"),
+    "dispatch": ("op", "provider", "plugin", "device"),
+    "time": ("op", "device", "json", *timing.OPTIONS),
+}
+OPTIONS = ("resume", "case_timeout", "ledger", "json", "junit", *SELECTION, *timing.OPTIONS, *ALONE)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +47,47 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", type=Path, metavar="DIR", help="go on with an interrupted run: its report folder"
     )
     parser.add_argument("--list", action="store_true", help="list operations, providers and tiers, and stop")
+    parser.add_argument("--dispatch", action="store_true", help="print the dispatch tables, and stop")
     common_arguments(parser)
+    timing.arguments(parser)
 
 
 def main(options: argparse.Namespace, command: str) -> int:
     """Plan, run, report."""
+    _check_together(options)
     if options.list:
         return _list(options)
+    if options.dispatch:
+        return dispatching.main(options)
+    if options.time:
+        return timing.main(options, command)
     check_outputs(options)
     from validation.execution.plan import make_plan
     from validation.report.terminal import show
 
     plan = make_plan(_resumed(options) if options.resume else _settings(options))
     return carry_out(plan, options, command, show, options.resume)
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Raise UserError for options of which one would be ignored."""
+    given = [name for name in OPTIONS if _given(getattr(options, name))]
+    alone = next((name for name in ALONE if name in given), None)
+    if alone is None:
+        if timed := [name for name in given if name in timing.OPTIONS]:
+            raise UserError(f"{_dashed(timed[0])} counts only with --time")
+        return
+    if other := [name for name in given if name not in (alone, *ALONE[alone])]:
+        takes = ", ".join(map(_dashed, ALONE[alone]))
+        raise UserError(f"--{alone} does not go with {_dashed(other[0])}; it takes {takes}")
+
+
+def _given(value: object) -> bool:
+    return value is not None and value is not False and value != []
+
+
+def _dashed(option: str) -> str:
+    return "--" + option.replace("_", "-")
 
 
 def _settings(options: argparse.Namespace) -> Settings:
@@ -78,7 +114,7 @@ def _resumed(options: argparse.Namespace) -> Settings:
     from validation.run import choose_device
 
     if given := [name for name in SELECTION if getattr(options, name) not in (None, [])]:
-        raise UserError(f"--resume takes the selection of the earlier run; leave out --{given[0]}")
+        raise UserError(f"--resume takes the selection of the earlier run; leave out {_dashed(given[0])}")
     journal = reopen(options.resume)
     journal.close()
     settings = journal.header.settings
@@ -92,15 +128,19 @@ def _list(options: argparse.Namespace) -> int:
     from validation.errors import Unavailable
     from validation.run import choose_device
 
+    chosen = [contracts.contract_named(name) for name in options.op] or contracts.contracts().values()
     device = choose_device(options.device)
     for path in options.plugin:
         providers.load_plugin(Path(path))
+    known = providers.known_providers()
+    if unknown := [name for name in options.provider if name not in known]:
+        raise UserError(f"unknown provider '{unknown[0]}'; known: {', '.join(known)}")
     print("operations")
-    for contract in contracts.contracts().values():
+    for contract in chosen:
         counts = ", ".join(f"{len(contract.cases(tier))} {tier}" for tier in TIERS)  # type: ignore[arg-type]
         print(f"  {contract.name:<16} {counts} cases: {' '.join(contract.summary.split())}")
     print(f"providers on {device}")
-    for name in providers.known_providers():
+    for name in options.provider or known:
         try:
             providers.load([name], [], device)
             print(f"  {name:<16} {', '.join(providers.implemented_by(name))}")

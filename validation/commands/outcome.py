@@ -1,17 +1,20 @@
 """What commands that run cases share: execute, write where asked, print, exit status.
 
-What this catches: output paths that cannot be written, before the run begins. What it cannot catch: a disk
-that fills up during the run.
+What this catches: output paths that cannot be written, before the run begins; a disk that fills up during the
+run, after which what is done is shown, and kept where there was room. What it cannot catch: a disk that loses
+what it took.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from validation import streams
+from validation.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from validation.execution.plan import Plan
     from validation.report.schema import Document
 
-INTERRUPTED = 130
+ERROR, INTERRUPTED = 3, 130
+RESUMABLE = ("kernels", "evals")
 
 
 def common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,15 +95,11 @@ def carry_out(
     folder = resume or run.new_folder(options.report_dir or run.REPORTS, plan.settings)
     journal = run.begin(plan, folder, resume is not None)
     try:
-        document, interrupted = run.run(plan, journal, folder, command, known), False
-    except run.Interrupted as stopped:
-        document, interrupted = stopped.document, True
-    return conclude(document, options, folder, show, interrupted)
-
-
-def silence_stdout() -> None:
-    """The reader of stdout has gone: what is still to be written there goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        document = run.run(plan, journal, folder, command, known)
+    except run.Stopped as stopped:
+        trouble, interrupted = stopped.trouble, stopped.interrupted
+        return conclude(stopped.document, options, folder, show, interrupted, trouble)
+    return conclude(document, options, folder, show, False)
 
 
 def conclude(
@@ -108,25 +108,52 @@ def conclude(
     folder: Path,
     show: Callable[[Document, Console, str], None],
     interrupted: bool,
+    trouble: str = "",
 ) -> int:
-    """Files first, then the terminal: a closed pipe must not cost the results."""
+    """Files first, then the terminal: a closed pipe must not cost the results.
+
+    ``trouble`` says what could not be written before; whatever it is makes the exit status 3.
+    """
+    from validation.report.schema import EXIT_STATUS
+
+    troubles = [trouble, *_copies(document, options), _shown(document, folder, show)]
+    trouble = "; ".join(filter(None, troubles))
+    hint = f"go on with: lockstep {options.name} --resume {folder}" if options.name in RESUMABLE else ""
+    if interrupted:
+        streams.say("lockstep: " + "; ".join(filter(None, ["interrupted", trouble, hint])))
+        return INTERRUPTED
+    if trouble:
+        streams.say("lockstep: " + "; ".join(filter(None, [trouble, hint and f"put that right and {hint}"])))
+        return ERROR
+    return EXIT_STATUS[document.verdict]
+
+
+def _copies(document: Document, options: argparse.Namespace) -> list[str]:
+    """Write --json and --junit; what could not be written."""
     from validation.report.document import save, to_json
     from validation.report.junit import to_junit
-    from validation.report.schema import EXIT_STATUS
+
+    troubles = []
+    for path, make in ((options.json, to_json), (options.junit, to_junit)):
+        try:
+            if path:
+                save(make(document), path)
+        except UserError as error:
+            troubles.append(str(error))
+    return troubles
+
+
+def _shown(document: Document, folder: Path, show: Callable[[Document, Console, str], None]) -> str:
+    """The report on stdout; why not, unless it is only that nobody reads it."""
+    from validation.report.document import reason
     from validation.report.terminal import Screen
 
-    if options.json:
-        save(to_json(document), options.json)
-    if options.junit:
-        save(to_junit(document), options.junit)
     try:
         show(document, Screen(file=sys.stdout, highlight=False), str(folder))
         sys.stdout.flush()
     except BrokenPipeError:
-        silence_stdout()
-    if interrupted:
-        resumable = options.name in ("kernels", "evals")
-        hint = f"; go on with: lockstep {options.name} --resume {folder}" if resumable else ""
-        print(f"lockstep: interrupted{hint}", file=sys.stderr)
-        return INTERRUPTED
-    return EXIT_STATUS[document.verdict]
+        streams.silence(sys.stdout)
+    except OSError as error:
+        streams.silence(sys.stdout)
+        return f"cannot write the report to stdout: {reason(error)}"
+    return ""

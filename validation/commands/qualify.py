@@ -33,12 +33,12 @@ def main(options: argparse.Namespace, command: str) -> int:
         for fault in faults:
             results.append(plant(fault, device))
             advance()
-    for op in ops:
-        _show(op, [r for r in results if r.op == op], options.list)
-    if options.json:
+    if options.json:  # before the terminal, whose reader may be gone
         summary = {op: _summary([r for r in results if r.op == op]) for op in ops}
         entries = {"summary": summary, "faults": [asdict(r) for r in results]}
         write_json(options.json, record(command, ops, device, entries))
+    for op in ops:
+        _show(op, [r for r in results if r.op == op], options.list)
     return 0 if all(r.caught for r in results) else 1
 
 

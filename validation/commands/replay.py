@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from validation.commands.outcome import carry_out, check_outputs, common_arguments
 from validation.errors import UserError
+from validation.trace import shortened
 
 if TYPE_CHECKING:
-    from validation.contracts.contract import Case, Contract, Tier
     from validation.execution.plan import Plan
 
-TIERS: tuple[Tier, ...] = ("quick", "full")
 FORM = "PROVIDER/OP:name=value,...:REGIME:SEED"
 
 
@@ -40,17 +39,16 @@ def _plan(options: argparse.Namespace) -> Plan:
     from validation import contracts, providers
     from validation.contracts.contract import Case
     from validation.execution.plan import Plan, Settings, Task
+    from validation.execution.shapes import check_case
     from validation.run import choose_device
 
     provider, line, device = parse(options.case)
     case = Case.parse(line)
-    contract = contracts.contract_named(case.op)
-    contract.regime(case.regime)
-    _check_shape(case, contract)
+    check_case(case, contracts.contract_named(case.op))
     choose_device(device)
     providers.load([provider], options.plugin, device)
     implementation = providers.implementation(case.op, provider)
-    if reason := implementation.missing(device) or implementation.supports(case):
+    if reason := implementation.missing(device) or implementation.refuses(case):
         raise UserError(f"provider '{provider}' does not serve this case: {reason}")
     settings = Settings(
         ops=(case.op,),
@@ -63,18 +61,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     return Plan(settings, [Task(provider, case, controls=True)])
 
 
-def _check_shape(case: Case, contract: Contract) -> None:
-    """A case must name the sizes that the contract's own cases name."""
-    known = {tuple(name for name, _ in c.shape) for tier in TIERS for c in contract.cases(tier)}
-    if tuple(name for name, _ in case.shape) not in known:
-        forms = " or ".join(",".join(f"{name}=N" for name in names) for names in sorted(known))
-        raise UserError(f"'{case.line()}' does not have the sizes of {case.op}, which are {forms}")
-
-
 def parse(text: str) -> tuple[str, str, str]:
     """Provider, case line and device."""
     line, _, device = text.partition("@")
     provider, slash, case = line.partition("/")
     if not slash or not provider or device not in ("", "cpu", "cuda"):
-        raise UserError(f"'{text}' is not a case to replay; it reads {FORM}, with @cuda behind it on a GPU")
+        form = f"it reads {FORM}, with @cuda behind it on a GPU"
+        raise UserError(f"'{shortened(text)}' is not a case to replay; {form}")
     return provider, case, device or "cpu"

@@ -1,15 +1,18 @@
 """cases.jsonl: results as they finish, so that an interrupted run can be resumed.
 
 What this catches: a last line cut short (dropped, its case runs again), damage anywhere else, a file of
-another kind. What it cannot catch: a line edited into another valid one.
+another kind, a disk that fills up (the line that did not fit is taken back). What it cannot catch: a line
+edited into another valid one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from validation.errors import UserError
 from validation.execution.plan import Settings, Task
@@ -23,11 +26,13 @@ SCHEMA = "lockstep.cases/1"
 
 @dataclass
 class Header:
-    """First line: what the run is, so that it can be taken up again under the same limits."""
+    """First line: what the run is, so that it can be taken up again under the same limits. ``skipped`` as in
+    the plan, whose settings name only what was left."""
 
     settings: Settings
     environment: dict[str, Any] = field(default_factory=dict)
     schema: str = SCHEMA
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -44,8 +49,9 @@ class Journal:
     def __init__(self, folder: Path, header: Header, finished: dict[str, CaseResult] | None = None) -> None:
         self.header = header
         self.finished = finished or {}
-        self._file: IO[str] = _open(folder / FILE)
-        if self._file.tell() == 0:
+        self.path = folder / FILE
+        self._file = _open(self.path)
+        if not os.fstat(self._file).st_size:
             self._write(header)
 
     def add(self, task: Task, result: CaseResult) -> None:
@@ -54,14 +60,25 @@ class Journal:
             self._write(Line(task.role, result))
 
     def close(self) -> None:
-        self._file.close()
+        """The end of it. Where a file system only now says that it could not write: UserError."""
+        descriptor, self._file = self._file, -1
+        if descriptor >= 0:
+            try:
+                os.close(descriptor)
+            except OSError as error:
+                raise UserError(f"cannot write {self.path}: {reason(error)}") from None
 
     def _write(self, line: Header | Line) -> None:
+        """Append one line, or nothing: without a buffer, so that nothing of it comes later."""
+        before = os.fstat(self._file).st_size
+        rest = (dump_line(line) + "\n").encode()
         try:
-            self._file.write(dump_line(line) + "\n")
-            self._file.flush()
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
         except OSError as error:
-            raise UserError(f"cannot write {self._file.name}: {reason(error)}") from None
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, before)
+            raise UserError(f"cannot write {self.path}: {reason(error)}") from None
 
 
 def reopen(folder: Path) -> Journal:
@@ -73,8 +90,10 @@ def reopen(folder: Path) -> Journal:
         raise UserError(f"cannot resume {folder}: {path}: {reason(error)}") from None
     lines = data.split(b"\n")
     if cut := lines.pop():
-        with path.open("r+b") as file:
-            file.truncate(len(data) - len(cut))
+        try:
+            os.truncate(path, len(data) - len(cut))
+        except OSError as error:
+            raise UserError(f"cannot resume {folder}: {path}: {reason(error)}") from None
     parsed = [_parse(path, i, line) for i, line in enumerate(lines, start=1)]
     if not parsed or not isinstance(parsed[0], Header):
         raise UserError(f"cannot resume {folder}: {path} does not begin as a run does; start a new run")
@@ -100,8 +119,8 @@ def _key(result: CaseResult) -> str:
     return f"{result.provider}/{result.case}"
 
 
-def _open(path: Path) -> IO[str]:
+def _open(path: Path) -> int:
     try:
-        return path.open("a", encoding="utf-8")
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     except OSError as error:
         raise UserError(f"cannot write {path}: {reason(error)}") from None

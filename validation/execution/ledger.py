@@ -4,13 +4,14 @@
     provider = "fla"
     op = "kda_decode"
     case = "kda_decode:*:slow_decay:*"        # a glob over the case line; default *
-    statistic = "max_excess"                  # optional
+    statistic = "excess"                      # optional
     issue = "https://example.org/issues/7"
     expires = 2027-03-31
 
-What this catches: entries without issue or date, expired entries, entries whose failure is gone (an
-unexpected pass is as loud as an unexpected failure). What it cannot catch: a new fault in a case that is
-already excused by an entry without a statistic.
+What this catches: entries without issue or date, with an operation or a statistic that does not exist,
+expired entries, entries whose failure is gone (an unexpected pass is as loud as an unexpected failure); an
+unknown provider is said, since it may belong to a plug-in that is not loaded. What it cannot catch: a new
+fault in a case that is already excused by an entry without a statistic.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from validation import contracts, providers
 from validation.errors import UserError
 from validation.report.document import reason
-from validation.report.schema import CaseResult
+from validation.report.schema import STATISTICS, CaseResult
 
 DEFAULT = Path("known_failures.toml")
 MANDATORY = ("provider", "op", "issue", "expires")
@@ -86,7 +88,11 @@ def _entry(name: str, item: Any) -> Entry:
             raise UserError(f"{name}: '{key}' must be a string")
     if "://" not in item["issue"]:
         raise UserError(f"{name}: 'issue' must be a link, not '{item['issue']}'")
-    return Entry(**{**item, "expires": _date(name, item["expires"])})
+    entry = Entry(**{**item, "expires": _date(name, item["expires"])})
+    for key, known in (("op", tuple(contracts.contracts())), ("statistic", STATISTICS)):
+        if item.get(key, "") not in ("", *known):
+            raise UserError(f"{name}: unknown {key} '{item[key]}'; known: {', '.join(known)}")
+    return entry
 
 
 def _date(name: str, value: Any) -> datetime.date:
@@ -128,6 +134,10 @@ def _applied(
         return "known", f"excuses {len(excused)} findings until {entry.expires}: {entry.issue}"
     if ran and complete:
         return "fixed", f"fixed: {len(ran)} cases ran and none failed; remove the entry or narrow its glob"
+    known = (*providers.known_providers(), *providers.CONTROLS)
+    if entry.provider not in known:
+        names = ", ".join(known)
+        return "unmatched", f"no provider '{entry.provider}' is known here; known: {names}"
     return "unmatched", "nothing that ran matches it"
 
 

@@ -52,12 +52,13 @@ class Task:
 
 @dataclass
 class Plan:
-    """Tasks in the order of the decode step, with what was left out and why."""
+    """Tasks in the order of the decode step, with what was left out and why: ``skipped`` by PROVIDER or
+    PROVIDER/OP; ``unserved`` says of which operations nothing at all runs."""
 
     settings: Settings
     tasks: list[Task]
     skipped: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    unserved: list[str] = field(default_factory=list)
 
     @property
     def share(self) -> float:
@@ -90,6 +91,7 @@ def make_plan(settings: Settings) -> Plan:
             plan.tasks += _tasks(plan, op, provider)
     if not plan.tasks:
         raise UserError(f"nothing to run: {_why_empty(plan)}")
+    plan.unserved = unserved(plan)
     plan.tasks += _control_tasks(plan)
     return plan
 
@@ -104,14 +106,12 @@ def _tasks(plan: Plan, op: str, provider: str) -> list[Task]:
         return []
     cases, refused = [], Counter[str]()
     for case in cases_of(op, plan.settings):
-        if reason := _refusal(implementation, case):
+        if reason := implementation.refuses(case):
             refused[reason] += 1
         else:
             cases.append(case)
-    for reason, count in refused.items():
-        plan.notes.append(
-            f"{provider} does not serve {count} {'case' if count == 1 else 'cases'} of {op}: {reason}"
-        )
+    if refused:
+        plan.skipped[f"{provider}/{op}"] = _refusals(refused, len(cases))
     return [Task(provider, case, controls=i == 0) for i, case in enumerate(cases)]
 
 
@@ -121,12 +121,29 @@ def cases_of(op: str, settings: Settings) -> list[Case]:
     return [replace(case, seed=case.seed + settings.seed) for case in cases]
 
 
-def _refusal(implementation: providers.Implementation, case: Case) -> str | None:
-    try:
-        return implementation.supports(case)
-    except Exception as error:
-        name = f"{implementation.provider}'s supports() for {implementation.op}"
-        raise UserError(f"{name} raised {type(error).__name__}: {error} on {case.line()}") from error
+def _refusals(refused: Counter[str], served: int) -> str:
+    """Why cases are not served, and how many of how many where that is not all of them."""
+    total = refused.total() + served
+    if not served and len(refused) == 1:
+        return next(iter(refused))
+    return "; ".join(f"{count} of {total} cases: {reason}" for reason, count in refused.items())
+
+
+def unserved(plan: Plan) -> list[str]:
+    """Of which operations nothing runs although a provider implements them, and why: that is no pass."""
+    running = {task.case.op for task in plan.tasks}
+    found = []
+    for op in plan.settings.ops:
+        why = [f"{name} {reason}" for name, reason in plan.skipped.items() if _concerns(name, op)]
+        if op not in running and why:
+            found.append(f"nothing ran of {op}: {'; '.join(why)}")
+    return found
+
+
+def _concerns(skipped: str, op: str) -> bool:
+    """Does this entry of ``Plan.skipped`` take the operation away?"""
+    provider, slash, operation = skipped.partition("/")
+    return operation == op if slash else op in providers.implemented_by(provider)
 
 
 def _control_tasks(plan: Plan) -> list[Task]:
@@ -139,6 +156,8 @@ def _control_tasks(plan: Plan) -> list[Task]:
         return tasks
     for control, candidate in providers.CONTROL_OF.items():
         for op in plan.settings.ops:
+            if op in providers.NOT_SHOWN_BY.get(control, ()):
+                continue
             cases = [t.case for t in plan.tasks if (t.provider, t.case.op) == (candidate, op)]
             tasks += [Task(control, case, role="control") for case in cases[:CONTROL_CASES]]
     return tasks
@@ -148,8 +167,8 @@ def _why_empty(plan: Plan) -> str:
     """Why a selection holds no case."""
     if not plan.settings.providers:
         return "; ".join(plan.skipped.values()) or "no provider was selected"
-    if reasons := [*plan.skipped.values(), *plan.notes]:
-        return "; ".join(reasons)
+    if plan.skipped:
+        return "; ".join(f"{name} {reason}" for name, reason in plan.skipped.items())
     served = [
         f"{name} implements {', '.join(providers.implemented_by(name))}" for name in plan.settings.providers
     ]

@@ -4,8 +4,9 @@
 
 What this catches: a worker that dies (finding "crash"), one that does not answer within the limit (finding
 "hang"), one that does not start (error). Both kinds of finding replace the worker and the run goes on. A
-crash in a worker that had served other cases is tried again alone, to name the case that is to blame.
-What it cannot catch: memory that a case spoiled without any later crash.
+crash in a worker that had served other cases is tried again alone, to name the case that is to blame. So is a
+case whose worker was killed from outside; killed again, it is a crash if the provider's function ran, else an
+error. What it cannot catch: memory that a case spoiled without any later crash.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from validation.execution.plan import Settings, Task
 from validation.execution.process import Worker
-from validation.execution.worker import Ready, Reply, Request, Setup, failure
+from validation.execution.worker import Phase, Ready, Reply, Request, Setup, failure
 from validation.providers import CONTROLS
 from validation.report.plain import from_plain
 from validation.report.schema import CaseResult
@@ -115,6 +116,15 @@ class Queue:
             self.finish(task, _blank(task, "error", note))
 
 
+@dataclass(frozen=True)
+class Suspect:
+    """A case whose worker died, tried again alone. ``outside``: nothing the worker did explains its death."""
+
+    task: Task
+    message: str
+    outside: bool
+
+
 class Slot:
     """One place where a worker runs: replaces it when it dies, hangs, is spoiled, or its provider is done."""
 
@@ -127,7 +137,7 @@ class Slot:
         self.limit = settings.case_timeout or CASE_TIMEOUT[settings.device]
         self.worker: Worker | None = None
         self.task: Task | None = None
-        self.suspect: tuple[Task, str] | None = None  # crashed among others: tried again alone
+        self.suspect: Suspect | None = None
         self.ready = False
         self.failed_starts = 0
         self.deadline = 0.0
@@ -151,7 +161,9 @@ class Slot:
     def _listen(self, worker: Worker) -> None:
         messages, ended = worker.receive()
         for message in messages:
-            if self.ready:
+            if "calling" in message:
+                worker.calling = from_plain(Phase, message).calling
+            elif self.ready:
                 self._answered(worker, from_plain(Reply, message))
             else:
                 self._started(from_plain(Ready, message))
@@ -167,8 +179,10 @@ class Slot:
     def _answered(self, worker: Worker, reply: Reply) -> None:
         worker.served += 1
         result = reply.result
-        if self.suspect:
-            self._exonerate(result, self.suspect[1])
+        if self.suspect and self.suspect.outside:
+            result.note = result.note or f"run again after {self.suspect.message}"
+        elif self.suspect:
+            self._exonerate(result, self.suspect.message)
         self._done(result)
         if reply.spoiled:
             self.close()
@@ -180,11 +194,15 @@ class Slot:
 
     def _died(self, worker: Worker) -> None:
         message = worker.cause_of_death()
+        outside = worker.killed_from_outside
         self.close()
         if self.task is None and not worker.served:
             self._start_failed(message, final=False)
-        elif self.task and worker.served and not self.suspect:
-            self.suspect, self.task = (self.task, message), None
+        elif self.task and not self.suspect and (outside or worker.served):
+            self.suspect, self.task = Suspect(self.task, message, outside), None
+        elif self.task and outside and not worker.calling:
+            note = f"{message}, twice, while Lockstep drew the inputs or predicted the noise"
+            self._done(_blank(self.task, "error", f"{note}; free memory, or leave the case out"))
         elif self.task:
             self._lost("crash", message)
 
@@ -216,13 +234,13 @@ class Slot:
         self.failed_starts += 1
         if final or self.failed_starts >= STARTS:
             if self.suspect:
-                self.queue.waiting[provider].appendleft(self.suspect[0])
+                self.queue.waiting[provider].appendleft(self.suspect.task)
                 self.suspect = None
             self.queue.fail_all(provider, f"its worker does not start: {reason}")
             self.failed_starts = 0
 
     def _assign(self) -> None:
-        provider = self.suspect[0].provider if self.suspect else self.queue.provider(self._serving())
+        provider = self.suspect.task.provider if self.suspect else self.queue.provider(self._serving())
         if provider is None or provider != self._serving():
             self.close()
         if provider is None:
@@ -230,7 +248,7 @@ class Slot:
         if self.worker is None:
             self._start(provider)
             return
-        self.task = self.suspect[0] if self.suspect else self.queue.next(provider)
+        self.task = self.suspect.task if self.suspect else self.queue.next(provider)
         if self.task:
             self._ask(self.worker, self.task)
 
@@ -247,6 +265,7 @@ class Slot:
 
     def _ask(self, worker: Worker, task: Task) -> None:
         worker.mark()
+        worker.calling = False
         self.deadline = time.monotonic() + self.limit
         worker.send(Request(task.case.line(), self.share, self.settings.mode, task.controls))
 

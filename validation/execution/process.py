@@ -22,7 +22,10 @@ from validation.report.plain import dump_line
 from validation.trace import dumped_place, last_words
 
 READ = 1 << 16
-SIGNALS = {"SIGSEGV": "segmentation fault", "SIGABRT": "abort", "SIGKILL": "often for lack of memory"}
+# Signals by which a process brings itself down; any other was sent from outside.
+OWN = frozenset(
+    getattr(signal, f"SIG{name}") for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")
+)
 PROMPTNESS = 0.5  # seconds a hanging worker gets to say where it is
 
 
@@ -46,11 +49,15 @@ def device_variables(device: str) -> dict[str, str]:
 
 
 class Worker:
-    """A started worker. ``served`` counts the cases it has answered."""
+    """A started worker. ``served`` counts the cases it has answered; ``calling``: the provider's function
+    runs. ``killed_from_outside``: it ended by a signal that no fault of its own raises (sent by a user, or by
+    the system for lack of memory)."""
 
     def __init__(self, setup: Setup, log: Path) -> None:
         self.provider = setup.provider
         self.served = 0
+        self.calling = False
+        self.killed_from_outside = False
         self.log = log
         self._unread = b""
         with log.open("ab") as stderr:
@@ -107,7 +114,8 @@ class Worker:
     def cause_of_death(self) -> str:
         """How a worker that closed its output ended, where, and its last words."""
         try:
-            ending = _ending(self.process.wait(PROMPTNESS))
+            status = self.process.wait(PROMPTNESS)
+            ending, self.killed_from_outside = _ending(status), status < 0 and -status not in OWN
         except subprocess.TimeoutExpired:
             ending = "it closed its pipe"
         self.kill()

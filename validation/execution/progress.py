@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING
 from validation.execution.plan import Task
 from validation.report.schema import CaseResult
 from validation.report.words import duration
+from validation.streams import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -93,7 +94,7 @@ class Progress:
         if self.bar:
             self.bar.console.print(line, highlight=False, markup=False)
         else:
-            print(f"lockstep: {line}", file=self.stream, flush=True)
+            say(f"lockstep: {line}", self.stream)
 
     def close(self) -> None:
         if self.bar:

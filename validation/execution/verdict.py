@@ -21,19 +21,20 @@ def verdict(
     cases: Sequence[CaseResult],
     controls: Sequence[dict[str, Any]] = (),
     ledger: Sequence[dict[str, Any]] = (),
+    unserved: Sequence[str] = (),
 ) -> tuple[Verdict, list[str]]:
     """The verdict of a whole run, and what of it no single case shows, one reason a line.
 
     ``fail`` if any finding is not in the ledger, or the ledger itself is broken; ``error`` if any case
-    could not be judged; ``undecided`` if a control was missed or a pair of operation and provider has
-    nothing decisive; ``pass`` otherwise.
+    could not be judged; ``undecided`` if a control was missed, a pair of operation and provider has nothing
+    decisive, or nothing ran of an operation (``unserved``); ``pass`` otherwise.
     """
     reasons = [f"ledger entry {record['entry']}: {record['message']}" for record in violated(ledger)]
     if reasons or any(r.verdict == "fail" and not r.excused for r in cases):
         return "fail", reasons
     if errors := [r for r in cases if r.verdict == "error"]:
         return "error", [f"{_count(len(errors), 'case')} could not be judged, the first: {errors[0].note}"]
-    if doubts := [*missed_controls(controls), *_doubts(cases)]:
+    if doubts := [*missed_controls(controls), *_doubts(cases), *unserved]:
         return "undecided", doubts
     return "pass", []
 

@@ -6,13 +6,16 @@ it must be replaced). A crash or a hang ends this process; the parent (``validat
 that. What it cannot catch: a provider that writes to file descriptors it did not open.
 
 Started with ``python -m validation.execution.worker``. Requests: first ``Setup``, then one ``Request`` a
-line. Replies: ``Ready``, then one ``Reply`` a line.
+line. Replies: ``Ready``, then one ``Reply`` a line, and a ``Phase`` before and after each call of the
+provider.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import errno
 import faulthandler
 import importlib
 import json
@@ -60,6 +63,13 @@ class Request:
 
 
 @dataclass
+class Phase:
+    """Between replies: whether the provider's function runs now."""
+
+    calling: bool
+
+
+@dataclass
 class Reply:
     """The result, and whether this process must not be used again."""
 
@@ -86,14 +96,16 @@ def main() -> None:
     try:
         judge, implementation = _prepare(setup)
     except BaseException as error:
-        traceback.print_exc()
+        _log_traceback()
         _send(replies, Ready(failed=describe(error)))
         return
     _send(replies, Ready())
     for line in requests:
-        reply = answer(judge, implementation, setup, from_plain(Request, json.loads(line)))
+        ask = from_plain(Request, json.loads(line))
+        reply = answer(judge, implementation, setup, ask, lambda calling: _send(replies, Phase(calling)))
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(OSError):  # a full disk
+                stream.flush()
         _send(replies, _sound(reply))
 
 
@@ -113,7 +125,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
-def _send(replies: IO[str], message: Ready | Reply) -> None:
+def _send(replies: IO[str], message: Ready | Phase | Reply) -> None:
     replies.write(dump_line(message) + "\n")
     replies.flush()
 
@@ -135,16 +147,23 @@ def _prepare(setup: Setup) -> tuple[Callable[..., CaseResult], Callable[[str], A
     from validation.providers import implementation, load_plugin, load_provider
 
     for path in setup.plugins:
-        load_plugin(Path(path))
-    load_provider(setup.provider)
+        load_plugin(Path(path), probe=False)
+    load_provider(setup.provider, probe=False)
     if torch := sys.modules.get("torch"):
         # On the CPU two workers share the machine with its users; on a GPU the CPU only draws the inputs.
         torch.set_num_threads(1 if setup.device == "cpu" else 4)
     return judge, lambda op: implementation(op, setup.provider)
 
 
-def answer(judge: Callable[..., CaseResult], find: Callable[[str], Any], setup: Setup, ask: Request) -> Reply:
-    """Judge one case; whatever is raised becomes part of the result."""
+def answer(
+    judge: Callable[..., CaseResult],
+    find: Callable[[str], Any],
+    setup: Setup,
+    ask: Request,
+    announce: Callable[[bool], None] = lambda calling: None,
+) -> Reply:
+    """Judge one case; whatever is raised becomes part of the result. ``announce`` is told when the provider's
+    function begins and ends."""
     from validation.contracts.contract import Case
 
     case = Case.parse(ask.case)
@@ -152,16 +171,16 @@ def answer(judge: Callable[..., CaseResult], find: Callable[[str], Any], setup: 
     began = time.monotonic()
     spoiled = False
     try:
-        guarded = _guarded(find(case.op), setup.device)
+        guarded = _guarded(find(case.op), setup.device, announce)
         result = judge(case, guarded, setup.device, share=ask.share, mode=ask.mode, controls=ask.controls)
     except ProviderRaised as raised:
-        traceback.print_exc()
+        _log_traceback()
         spoiled = raised.spoiled
         _blame(result, raised)
     except UserError as error:
         result.note = str(error)
     except Exception as error:
-        traceback.print_exc()
+        _log_traceback()
         spoiled = _cuda_spoiled(setup.device)
         result.note = f"Lockstep itself failed: {describe(error)} ({place(error)})"
     result.seconds = result.seconds or time.monotonic() - began
@@ -169,17 +188,31 @@ def answer(judge: Callable[..., CaseResult], find: Callable[[str], Any], setup: 
 
 
 def _blame(result: CaseResult, raised: ProviderRaised) -> None:
-    """An exception of the provider's function is a finding, unless the machine merely lacked memory."""
+    """An exception of the provider's function is a finding, unless the machine merely lacked room."""
     where = place(raised.cause)
     late = where.startswith(_finish_cuda.__name__)
     message = (
         f"raised {describe(raised.cause)} ({'when its work on the GPU ended' if late else f'in {where}'})"
     )
-    if type(raised.cause).__name__ in ("OutOfMemoryError", "MemoryError"):
-        result.note = f"out of memory: the provider {message}"
+    if lacking := _lacking(raised.cause):
+        result.note = f"out of {lacking}: the provider {message}"
         return
     result.verdict = "fail"
     result.findings = [failure(result, "crash" if raised.spoiled else "exception", message)]
+
+
+def _lacking(cause: BaseException) -> str:
+    """What the machine had too little of, if that is why."""
+    if type(cause).__name__ in ("OutOfMemoryError", "MemoryError"):
+        return "memory"
+    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "disk space" if full else ""
+
+
+def _log_traceback() -> None:
+    """For whoever repairs it; a log that has no room left is no reason to fail a case."""
+    with contextlib.suppress(OSError):
+        traceback.print_exc()
 
 
 def failure(result: CaseResult, statistic: str, message: str) -> Finding:
@@ -188,10 +221,11 @@ def failure(result: CaseResult, statistic: str, message: str) -> Finding:
     return Finding("kernels", *at, statistic, "", 1.0, 0.0, "everywhere", message, "")
 
 
-def _guarded(implementation: Any, device: str) -> Any:
+def _guarded(implementation: Any, device: str, announce: Callable[[bool], None]) -> Any:
     """The implementation with its exceptions marked as its own."""
 
     def function(arguments: Any) -> Any:
+        announce(True)
         try:
             returned = implementation.function(arguments)
             if device == "cuda":
@@ -199,6 +233,8 @@ def _guarded(implementation: Any, device: str) -> Any:
             return returned
         except BaseException as error:
             raise ProviderRaised(error, _cuda_spoiled(device)) from error
+        finally:
+            announce(False)
 
     return dataclasses.replace(implementation, function=function)
 

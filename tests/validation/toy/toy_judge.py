@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import toy
@@ -24,7 +26,8 @@ def judge_case(
     mode: str = "profile",
     controls: bool = False,
 ) -> CaseResult:
-    """Compare with the right list. Rows of 13 break the judge itself, rows of 14 are undecidable."""
+    """Compare with the right list. Rows of 13 break the judge itself, rows of 14 are undecidable,
+    rows of 17 kill it."""
     rows = case["rows"]
     result = CaseResult(case.op, implementation.provider, case.line(), "pass")
     if rows == 13:
@@ -37,6 +40,10 @@ def judge_case(
     if rows == 16:
         result.scores.append(Score("out", "bits", object(), 1.0))  # type: ignore[arg-type]
         return result
+    if rows == 17:
+        with open("kills", "a") as kills:
+            kills.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
     arguments = toy.ToyArguments(list(range(rows)), [0] * rows, case.seed)
     implementation.function(arguments)
     expected = [RIGHT[case.op](row) for row in arguments.rows]
