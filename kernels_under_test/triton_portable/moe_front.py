@@ -21,7 +21,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    programmatic,
+)
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -100,7 +105,7 @@ def _positive_zero(x):
 def front_stream_kernel(
     h, router, down, logits, latent, stride_h, stride_router, stride_router_row, stride_down, stride_down_row,
     stride_logits, stride_latent, batch, experts, columns, k,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     weight, pitch, length, first, rank, is_router = _shard(
         router,
@@ -117,6 +122,9 @@ def front_stream_kernel(
     row = tl.arange(0, ROWS).to(tl.int64)
     at = tl.arange(0, STEP)
     total = tl.zeros([ROWS, COLUMNS, STEP], dtype=tl.float32)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     for start in range(0, k, STEP):
         inside = start + at < k
         w_at = weight + column[:, None] * pitch + start + at[None, :]
@@ -239,6 +247,7 @@ def _stream(h: Tensor, router: Tensor, down: Tensor, logits: Tensor, latent: Ten
         h, router, down, logits, latent, h.stride(0), router.stride(0), router.stride(1), down.stride(0),
         down.stride(1), logits.stride(0), latent.stride(0), len(h), experts, columns, k,
         ROWS=tactic.rows, COLUMNS=tile, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,
+        **programmatic(h),
     )  # fmt: skip
 
 

@@ -22,7 +22,12 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    programmatic,
+)
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -128,7 +133,7 @@ def _positive_zero(x):
 def tail_fused_kernel(
     latent, combined, gamma, up, shared, out, stride_latent_rank, stride_latent, stride_up_rank, stride_up,
     stride_shared_rank, stride_shared, stride_out, width, channels, own, first, eps,
-    RANKS: tl.constexpr, OWN: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    RANKS: tl.constexpr, OWN: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[row, channels of rank first + program_id(2)], from the partials to the end."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -137,6 +142,9 @@ def tail_fused_kernel(
     column = tl.arange(0, BLOCK)
     w_at = up + shard * stride_up_rank + channel[:, None].to(tl.int64) * stride_up + column[None, :]
     w = tl.load(w_at, mask=(channel[:, None] < channels) & (column[None, :] < width), other=0.0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     n = _normed(
         latent, combined, gamma, row, stride_latent_rank, stride_latent, width, own, eps, RANKS, OWN, BLOCK
     )
@@ -253,7 +261,7 @@ def _fused(
         latent, latent if combined is None else combined, gamma, up, shared, out, latent.stride(0),
         latent.stride(1), up.stride(0), up.stride(1), shared.stride(0), shared.stride(1), out.stride(0),
         width, channels, own, first, eps, RANKS=ranks, OWN=combined is not None, CHANNELS=held,
-        BLOCK=power_of_two(width), num_warps=tactic.warps, num_stages=tactic.stages,
+        BLOCK=power_of_two(width), num_warps=tactic.warps, num_stages=tactic.stages, **programmatic(up),
     )  # fmt: skip
 
 

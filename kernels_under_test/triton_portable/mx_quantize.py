@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis
+from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, programmatic
 from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, to_e4m3
 from validation.dispatch.table import Route
 from validation.errors import UserError
@@ -33,8 +33,11 @@ INTERPRETED_BLOCKS = 128
 @triton.jit
 def mx_quantize_kernel(
     x, codes, scales, stride_x, stride_codes, stride_scales, blocks,
-    FLOOR: tl.constexpr, BLOCKS: tl.constexpr,
+    FLOOR: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -59,7 +62,7 @@ def mx_quantize(a: MxQuantizeArguments) -> None:
     size = INTERPRETED_BLOCKS if interpreted(a.x) else BLOCKS
     mx_quantize_kernel[triton.cdiv(width // 32, size), rows](
         a.x, a.codes, a.scales, a.x.stride(0), a.codes.stride(0), a.scales.stride(0), width // 32,
-        FLOOR=a.rule == "floor", BLOCKS=size, num_warps=WARPS,
+        FLOOR=a.rule == "floor", BLOCKS=size, num_warps=WARPS, **programmatic(a.x),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import need_dense_last_axis, power_of_two, programmatic
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -99,10 +99,13 @@ def _descending(values, SLOTS: tl.constexpr):
 def route_kernel(
     logits, bias, ids, weights, scratch, stride_logits, stride_ids, stride_weights, experts, top, scale,
     RENORMALISE: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, GROUPS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
+    CANDIDATES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The sixteenth largest of 32 group maxima is no larger than the sixteenth largest key: what reaches it
     is compacted and ranked by counting; more than 64 candidates take the rounds."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     packed = _packed(logits, bias, row, stride_logits, experts, BLOCK)
     maxima = tl.max(tl.reshape(packed, [BLOCK // GROUPS, GROUPS]), axis=0)
@@ -136,7 +139,7 @@ def route(a: RouteArguments) -> None:
         a.logits, a.bias, a.ids, a.weights, scratch, a.logits.stride(0), a.ids.stride(0), a.weights.stride(0),
         experts, a.top, a.scale, RENORMALISE=a.renormalise,
         BLOCK=max(2 * GROUPS, power_of_two(experts)), SLOTS=SLOTS, GROUPS=GROUPS, CANDIDATES=CANDIDATES,
-        num_warps=WARPS,
+        num_warps=WARPS, **programmatic(a.logits),
     )  # fmt: skip
 
 

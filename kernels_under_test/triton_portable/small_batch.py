@@ -122,7 +122,7 @@ def route_shared_kernel(
         if rank == 0:
             route_kernel(
                 logits, bias, ids, weights, scratch, stride_logits, stride_ids, stride_weights, experts, top,
-                scale, True, EXPERTS, SLOTS, GROUPS, CANDIDATES,
+                scale, True, EXPERTS, SLOTS, GROUPS, CANDIDATES, False,
             )  # fmt: skip
     elif role <= tiles:
         if rank == 0:
