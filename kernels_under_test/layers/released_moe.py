@@ -52,6 +52,8 @@ class Experts:
     def __call__(self, x: Tensor, scores: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
         from kernels_under_test.layers.stock import situ
 
+        # The library reads both with the stride of a dense row; what Inductor hands over may lie otherwise.
+        ids, weights = ids.contiguous(), weights.contiguous()
         _, ids, bitmatrix = self._topk(scores, TOP_K, apply_softmax=False, y_indx=ids)
         data, gather, scatter = self._routing.routing_from_bitmatrix(bitmatrix, weights, ids, EXPERTS, TOP_K)
         hidden = self._ogs.matmul_ogs(
