@@ -47,8 +47,9 @@ def pairs(setting: Setting) -> list[Pair]:
     found: dict[str, Pair] = {}
     for kind in LAYERS:
         names = {arm: kind.steps(module, setting) for arm, module in ARMS.items()}
+        known = {step.name for step in names["stock"]}
         for step in names["specialized"]:
-            if step.name not in found:
+            if step.name in known and step.name not in found:
                 found[step.name] = _pair(step.name, kind, setting, names)
     for kind in LAYERS:
         names = {arm: kind.steps(module, setting) for arm, module in ARMS.items()}

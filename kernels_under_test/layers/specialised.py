@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels_under_test.layers import weights
+from kernels_under_test.layers import weights as weights_module
 from kernels_under_test.layers.shapes import (
     EXPERTS,
     HEAD_DIM,
@@ -37,6 +37,7 @@ from kernels_under_test.triton_portable import (
 )
 from kernels_under_test.triton_portable.attn_res import attn_res
 from kernels_under_test.triton_portable.kda import kda_decode
+from kernels_under_test.triton_portable.prefetch import GRANULE, fetch
 from kernels_under_test.triton_portable.projection import projection
 from validation.contracts.arguments import AttnResArguments, KdaArguments, ProjectionArguments
 from validation.contracts.oproj_arguments import OprojArguments
@@ -52,6 +53,25 @@ def _before(stream: Stream, rows: int, blocks: int, hidden: Tensor) -> Step:
         score_proj=stream.score_proj, gamma=stream.gamma, aux=stream.delta, out=hidden, blocks_read=blocks,
     ))  # fmt: skip
     return Step("attn_res", lambda: attn_res(a()), lambda: rows * HIDDEN * 2 * (blocks + 4), TRITON)
+
+
+# Up to so many rows weights are asked for while the memory is idle, as the subject does, and at most so many
+# bytes at a time: the cache must still hold them when their reader comes.
+FETCHED_ROWS, FETCHED_BYTES = 8, 24 << 20
+
+
+def _fetched(weights: Callable[[], Tensor], rows: int) -> list[Step]:
+    """L2 prefetch of the beginning of ``weights``, on a stream of its own; its bytes count where they are
+    read."""
+    if rows > FETCHED_ROWS:
+        return []
+
+    @once
+    def table() -> Tensor:
+        most = min(size(weights()), FETCHED_BYTES) // GRANULE * GRANULE
+        return torch.tensor([[0, most]], dtype=torch.int64, device=weights_module.DEVICE)
+
+    return [Step("prefetch", lambda: fetch(weights(), table()), lambda: 0, TRITON, stream="prefetch")]
 
 
 def _projected(hidden: Tensor, weight: Callable[[], Tensor], out: Tensor) -> Step:
@@ -106,8 +126,10 @@ def kda_attention(shapes: Shapes, rows: int, stream: Stream, blocks: int) -> lis
     ))  # fmt: skip
     state = 2 * rows * (shapes.heads * HEAD_DIM * HEAD_DIM * 4 + 3 * 3 * shapes.width * 2)
     return [
+        *_fetched(lambda: w.in_proj, rows),
         _before(stream, rows, blocks, hidden),
         _projected(hidden, lambda: w.in_proj, projected),
+        *_fetched(lambda: w.o_proj, rows),
         Step("kda_decode", lambda: kda_decode(a()), lambda: state + size(w.f_b), TRITON),
         _after(shapes, stream, blocks, core, lambda: w.o_proj, hidden),
     ]
@@ -126,7 +148,7 @@ def mla_attention(shapes: Shapes, rows: int, context: int, stream: Stream, block
     heads = shapes.heads
     hidden, core = bf16(rows, HIDDEN, scale=1.0), bf16(rows, shapes.width, scale=1.0)
     projected = bf16(rows, shapes.mla_rows, scale=1.0)
-    query = torch.zeros(rows, heads, QUERY, dtype=torch.uint8, device=weights.DEVICE)
+    query = torch.zeros(rows, heads, QUERY, dtype=torch.uint8, device=weights_module.DEVICE)
     latent = bf16(rows, heads, KV_RANK, scale=1.0)
     q = once(lambda: MlaQueryArguments(
         projected=projected, q_norm=w.q_norm, kv_norm=w.kv_norm, w_q=w.q_b, w_uk=w.w_uk, slot=w.slots,
@@ -140,8 +162,10 @@ def mla_attention(shapes: Shapes, rows: int, context: int, stream: Stream, block
         gate_start=Q_RANK + QUERY,
     ))  # fmt: skip
     return [
+        *_fetched(lambda: w.in_proj, rows),
         _before(stream, rows, blocks, hidden),
         _projected(hidden, lambda: w.in_proj, projected),
+        *_fetched(lambda: w.o_proj, rows),
         Step("mla_query", lambda: mla_query(q()), lambda: size(w.q_b, w.w_uk), TRITON),
         Step("mla_attention", lambda: attend(a()), lambda: rows * context * QUERY, TRITON),
         Step("mla_value", lambda: mla_value(v()), lambda: size(w.w_uv), TRITON),
@@ -161,14 +185,14 @@ def moe(shapes: Shapes, rows: int) -> list[Step]:
     ranks = shapes.ranks
     w, experts_here, latent_here = Moe(shapes, ranks), EXPERTS // ranks, LATENT // ranks
     hidden, latent = bf16(rows, HIDDEN, scale=1.0), bf16(rows, LATENT, scale=1.0)
-    logits = torch.empty(rows, EXPERTS, dtype=torch.float32, device=weights.DEVICE).normal_()
+    logits = torch.empty(rows, EXPERTS, dtype=torch.float32, device=weights_module.DEVICE).normal_()
     partial, shared = bf16(ranks, rows, LATENT, scale=0.3), bf16(ranks, rows, HIDDEN, scale=0.3)
     out = bf16(rows, HIDDEN, scale=1.0)
     choice = once(lambda: RouteArguments(
-        logits=logits, bias=w.bias, ids=torch.zeros(rows, TOP_K, dtype=torch.int32, device=weights.DEVICE),
-        weights=bf16(rows, TOP_K),
+        logits=logits, bias=w.bias, weights=bf16(rows, TOP_K),
+        ids=torch.zeros(rows, TOP_K, dtype=torch.int32, device=weights_module.DEVICE),
     ))  # fmt: skip
-    codes = torch.zeros(rows, LATENT, dtype=torch.uint8, device=weights.DEVICE)
+    codes = torch.zeros(rows, LATENT, dtype=torch.uint8, device=weights_module.DEVICE)
     quantised = MxQuantizeArguments(latent, codes, torch.zeros_like(codes[:, : LATENT // 32]))
 
     def chosen() -> None:
@@ -194,11 +218,12 @@ def moe(shapes: Shapes, rows: int) -> list[Step]:
         moe_tail.tail(partial, shared, w.latent_gamma, w.up[None], out, 1e-5)
 
     return [
-        Step("shared_expert", beside, lambda: size(w.gate_up, w.shared_down), TRITON, side=True),
+        Step("shared_expert", beside, lambda: size(w.gate_up, w.shared_down), TRITON, stream="shared"),
         Step("moe_front", front, lambda: size(w.router, w.down), TRITON),
+        *_fetched(lambda: w.up, rows),
         Step("route", chosen, lambda: size(logits, latent), TRITON),
         Step("experts", lambda: experts(routed()), lambda: w.routed_bytes(rows), TRITON),
-        Step("moe_tail", tail, lambda: size(w.up, partial) + size(shared) // ranks, TRITON, join=True),
+        Step("moe_tail", tail, lambda: size(w.up, partial) + size(shared) // ranks, TRITON, join="shared"),
     ]
 
 
@@ -208,7 +233,7 @@ def dense(shapes: Shapes, rows: int) -> list[Step]:
     down = once(lambda: bf16(1, HIDDEN, shapes.dense))
     x, out = bf16(rows, HIDDEN, scale=1.0), bf16(rows, HIDDEN, scale=1.0)
     mailbox = bf16(shapes.ranks, rows, HIDDEN, scale=0.3)
-    hidden = torch.empty(1, rows, shapes.dense, dtype=torch.bfloat16, device=weights.DEVICE)
+    hidden = torch.empty(1, rows, shapes.dense, dtype=torch.bfloat16, device=weights_module.DEVICE)
 
     def run() -> None:
         dense_mlp.hide(x, gate_up(), hidden)

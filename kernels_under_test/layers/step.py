@@ -14,45 +14,45 @@ T = TypeVar("T")
 
 def once(build: Callable[[], T]) -> Callable[[], T]:
     """``build`` when it is first asked for, then what it gave: a step that is timed alone draws its own
-    operands
-    and not those of the whole layer."""
+    operands and not those of the whole layer."""
     return cache(build)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on operands of its own. ``moved()``: bytes that it must move; ``side``: it may run beside
-    the steps
-    that follow, up to the next step with ``join``."""
+    """One operation on operands of its own. ``moved()``: bytes that it must move. ``stream``: ``main``, or
+    the name of a side stream, on which it may run beside the steps that follow, up to the next with that
+    ``join``."""
 
     name: str
     call: Callable[[], object]
     moved: Callable[[], int]
     uses: str
-    side: bool = False
-    join: bool = False
+    stream: str = "main"
+    join: str = ""
 
 
 class Layer:
-    """Steps run in order; those marked ``side`` on a stream of their own, which ``join`` waits for."""
+    """Steps run in order; those of a side stream beside the others, until one joins it or the layer ends."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
-        self._side = torch.cuda.Stream()
+        self._sides = {step.stream: torch.cuda.Stream() for step in self.steps if step.stream != "main"}
 
     def __call__(self) -> None:
         main = torch.cuda.current_stream()
-        forked = False
+        forked: set[str] = set()
         for step in self.steps:
-            if step.side:
-                self._side.wait_stream(main)
-                with torch.cuda.stream(self._side):
+            if step.stream != "main":
+                side = self._sides[step.stream]
+                side.wait_stream(main)
+                with torch.cuda.stream(side):
                     step.call()
-                forked = True
+                forked.add(step.stream)
                 continue
-            if step.join and forked:
-                main.wait_stream(self._side)
-                forked = False
+            if step.join in forked:
+                main.wait_stream(self._sides[step.join])
+                forked.remove(step.join)
             step.call()
-        if forked:
-            main.wait_stream(self._side)
+        for name in sorted(forked):
+            main.wait_stream(self._sides[name])

@@ -258,12 +258,12 @@ def moe(shapes: Shapes, rows: int) -> list[Step]:
             shared_expert,
             lambda: size(w.gate_up, w.shared_down),
             "cuBLAS, Inductor",
-            side=True,
+            stream="shared",
         ),
         Step("moe_front", front, lambda: size(w.router, w.down), "cuBLAS"),
         Step("route", route, lambda: size(logits), "Inductor, torch.topk"),
         Step("experts", routed, lambda: w.routed_bytes(rows), "triton_kernels"),
-        Step("moe_tail", tail, lambda: size(w.up, partial, shared), "Inductor, cuBLAS", join=True),
+        Step("moe_tail", tail, lambda: size(w.up, partial, shared), "Inductor, cuBLAS", join="shared"),
     ]
 
 

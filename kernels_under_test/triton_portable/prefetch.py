@@ -95,14 +95,15 @@ def prefetch(a: PrefetchArguments) -> None:
     a.planned.copy_(torch.tensor([size for _, size in table], dtype=torch.int64))
     fetched = [entry for entry in table if entry[1]]
     if fetched:
-        _fetch(a.weights, torch.tensor(fetched, dtype=torch.int64, device=a.weights.device))
+        fetch(a.weights, torch.tensor(fetched, dtype=torch.int64, device=a.weights.device))
     consumer_kernel[(len(a.order),)](
         a.x, a.weights, a.sizes, a.order, a.out, a.weights.stride(0),
         STEP_BY=INTERPRETED_STEP if interpreted(a.x) else STEP, num_warps=4,
     )  # fmt: skip
 
 
-def _fetch(weights: Tensor, table: Tensor) -> None:
+def fetch(weights: Tensor, table: Tensor) -> None:
+    """Ask L2 for the ranges ``table[i]`` = (offset, bytes) of ``weights``, whole granules, int64."""
     per_program = PROGRAMS * LANES if interpreted(weights) else LANES
     l2_prefetch_kernel[(PROGRAMS * LANES // per_program,)](
         weights.view(torch.uint8), table, len(table), WORKERS=PROGRAMS * LANES, SIZE=CHUNK,
