@@ -102,7 +102,7 @@ def experts(a: ExpertsArguments) -> None:
         pairs(a, rows)
         return
     scratch = _Scratch.of(a)
-    _prepare(a, scratch, tactic)
+    _prepare(a, scratch)
     _products(a, rows, scratch, tactic)
     block = 4096 if interpreted(a.x) else 512
     combine_kernel[triton.cdiv(width, block), batch](
@@ -144,42 +144,40 @@ class _Scratch:
         )
 
 
-def _prepare(a: ExpertsArguments, s: _Scratch, tactic: Tactic) -> None:
-    """Decode the latent; for units, sort the pairs by expert and cut them into units."""
+def _prepare(a: ExpertsArguments, s: _Scratch) -> None:
+    """Decode the latent, sort the pairs by expert and cut them into units."""
     (batch, slots), pairs, bytes_ = a.ids.shape, a.ids.numel(), a.x.shape[1] // 2
     block, ranked, chunk = (2048, 64, 64) if interpreted(a.x) else (256, 16, 128)
     pieces = triton.cdiv(bytes_, block)
-    rankers = triton.cdiv(pairs, ranked) if tactic.kernel == "units" else 0
+    rankers = triton.cdiv(pairs, ranked)
     prepare_kernel[(batch * pieces + rankers,)](
         a.x.view(torch.int16), a.x_scale, s.latent, a.ids, s.by_expert, s.place_in,
         a.x.stride(0) // 2, a.x_scale.stride(0), a.ids.stride(0), bytes_, slots, pairs,
         batch * pieces, pieces, BLOCK=block, RANKED=ranked, CHUNK=chunk, num_warps=4,
     )  # fmt: skip
-    if tactic.kernel == "units":
-        group_kernel[(1,)](
-            a.ids, s.by_expert, s.place_in, s.expert, s.members, a.ids.stride(0), slots, pairs, len(s.expert),
-            PAIRS=max(power_of_two(pairs), 16), num_warps=8,
-        )  # fmt: skip
+    group_kernel[(1,)](
+        a.ids, s.by_expert, s.place_in, s.expert, s.members, a.ids.stride(0), slots, pairs, len(s.expert),
+        PAIRS=max(power_of_two(pairs), 16), num_warps=8,
+    )  # fmt: skip
 
 
 def _products(a: ExpertsArguments, rows: Tensor, s: _Scratch, tactic: Tactic) -> None:
     slots, width = a.ids.shape[1], a.out.shape[1]
-    grouped = tactic.kernel == "units"
-    units = len(s.expert) if grouped else a.ids.numel()
+    units = len(s.expert)
     chosen = INTERPRETED if interpreted(a.x) else tactic
     down_rows = min(chosen.down_rows, power_of_two(width))
     up_kernel[a.live // 32, units](
-        s.latent, a.ids, a.w13, a.w13_scale, s.expert, s.members, s.hidden,
-        a.ids.stride(0), a.w13.stride(0), a.w13.stride(1), a.w13_scale.stride(0), a.w13_scale.stride(1),
+        s.latent, a.w13, a.w13_scale, s.expert, s.members, s.hidden,
+        a.w13.stride(0), a.w13.stride(1), a.w13_scale.stride(0), a.w13_scale.stride(1),
         slots, width // 2, a.live, a.padded,
-        FLOOR=a.hidden_rule == "floor", GROUPED=grouped, BYTES=chosen.up_bytes,
+        FLOOR=a.hidden_rule == "floor", BYTES=chosen.up_bytes,
         num_warps=4, num_stages=tactic.stages,
     )  # fmt: skip
     down_kernel[triton.cdiv(width, down_rows), units](
-        s.hidden, a.ids, a.w2, a.w2_scale, s.expert, s.members, rows,
-        a.ids.stride(0), a.w2.stride(0), a.w2.stride(1), a.w2_scale.stride(0), a.w2_scale.stride(1),
+        s.hidden, a.w2, a.w2_scale, s.expert, s.members, rows,
+        a.w2.stride(0), a.w2.stride(1), a.w2_scale.stride(0), a.w2_scale.stride(1),
         rows.stride(0), rows.stride(1), slots, a.live, width,
-        GROUPED=grouped, ROWS=down_rows, BYTES=chosen.down_bytes,
+        ROWS=down_rows, BYTES=chosen.down_bytes,
         num_warps=4, num_stages=tactic.stages,
     )  # fmt: skip
 

@@ -5,8 +5,8 @@ BF16 is where activations lie between the kernels: what MXFP8 keeps of the laten
 columns before odd ones. Weights are the left operand of ``tl.dot``, up to 16 rows of one expert the right
 one; a byte holds two neighbours of K, so even and odd columns are two products.
 
-A *unit* is what shares a pass over an expert's rows: one (row, slot) pair for few rows, up to 16 rows that
-``prepare_kernel`` and ``group_kernel`` brought together for more.
+A *unit* is what shares a pass over an expert's rows: up to 16 (row, slot) pairs that ``prepare_kernel`` and
+``group_kernel`` brought together. Few rows do without (``experts_pairs``).
 
 What this cannot show: the subject's persistent grid, its polling and its block-scaled tensor-core
 instruction.
@@ -212,14 +212,10 @@ def group_kernel(
 
 
 @triton.jit
-def _members(ids, unit_expert, unit_pairs, stride_ids, slots, unit, GROUPED: tl.constexpr):
+def _members(unit_expert, unit_pairs, unit):
     """Expert of a unit (-1: none) and its pairs, of which the first ones are present (others are -1)."""
-    if GROUPED:
-        expert = tl.load(unit_expert + unit)
-        pair = tl.load(unit_pairs + unit * UNIT + tl.arange(0, UNIT))
-    else:
-        expert = tl.load(ids + (unit // slots).to(tl.int64) * stride_ids + unit % slots)
-        pair = tl.where(tl.arange(0, UNIT) == 0, unit, -1)
+    expert = tl.load(unit_expert + unit)
+    pair = tl.load(unit_pairs + unit * UNIT + tl.arange(0, UNIT))
     return expert.to(tl.int64), pair.to(tl.int64)
 
 
@@ -228,13 +224,13 @@ def _members(ids, unit_expert, unit_pairs, stride_ids, slots, unit, GROUPED: tl.
 
 @triton.jit
 def up_kernel(
-    latent, ids, w13, w13_scale, unit_expert, unit_pairs, hidden,
-    stride_ids, stride_w, stride_w_row, stride_s, stride_s_row, slots, bytes_, live, padded,
-    FLOOR: tl.constexpr, GROUPED: tl.constexpr, BYTES: tl.constexpr,
+    latent, w13, w13_scale, unit_expert, unit_pairs, hidden,
+    stride_w, stride_w_row, stride_s, stride_s_row, slots, bytes_, live, padded,
+    FLOOR: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """hidden[pair]: what MXFP8 keeps of SiTU(W13 x), one block of 32 columns of one unit; even, then odd."""
     tile, unit = tl.program_id(0), tl.program_id(1)
-    expert, pair = _members(ids, unit_expert, unit_pairs, stride_ids, slots, unit, GROUPED)
+    expert, pair = _members(unit_expert, unit_pairs, unit)
     if expert >= 0:
         present = pair >= 0
         row = tl.where(present, pair // slots, 0)
@@ -256,13 +252,13 @@ def up_kernel(
 
 @triton.jit
 def down_kernel(
-    hidden, ids, w2, w2_scale, unit_expert, unit_pairs, rows,
-    stride_ids, stride_w, stride_w_row, stride_s, stride_s_row, stride_rows, stride_slot,
-    slots, live, width, GROUPED: tl.constexpr, ROWS: tl.constexpr, BYTES: tl.constexpr,
+    hidden, w2, w2_scale, unit_expert, unit_pairs, rows,
+    stride_w, stride_w_row, stride_s, stride_s_row, stride_rows, stride_slot,
+    slots, live, width, ROWS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     """rows[row, slot, column] = bf16(W2 hidden) of one unit."""
     unit = tl.program_id(1)
-    expert, pair = _members(ids, unit_expert, unit_pairs, stride_ids, slots, unit, GROUPED)
+    expert, pair = _members(unit_expert, unit_pairs, unit)
     if expert >= 0:
         present = pair >= 0
         held = tl.where(present, pair, 0)
