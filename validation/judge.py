@@ -329,10 +329,11 @@ class _Reporter:
             if s.failed:
                 where = ""
                 if s.where is not None:
-                    error = (observed.double() - value.mean).abs().expand(s.where.shape)
+                    distance = (observed.double() - value.mean).abs().expand(s.where.shape)
+                    error = distance if s.scores is None else s.scores
                     where = describe(s.where.cpu(), output.axes, error.cpu())
                 self.add(s.name, output.name, excess, limit, where, s.detail)
                 if s.where is not None:
                     self.result.findings[-1].worst = worst_elements(
-                        s.where, output.axes, observed, value.mean
+                        s.where, output.axes, observed, value.mean, scores=s.scores
                     )

@@ -77,6 +77,22 @@ def test_one_element_two_spacings_off_is_named() -> None:
     assert finding.replay == f"lockstep replay 'torch/{SMALL['attn_res']}'"
 
 
+def test_the_worst_element_is_the_one_that_gave_the_score_not_the_one_furthest_off() -> None:
+    def kernel(a: Any) -> None:
+        a.out.copy_(a.x.float() @ a.weight.float().T)
+        sizes = a.out.float().abs()
+        small, large = int(sizes[0].argmin()), int(sizes[1].argmax())
+        a.out[0, small] *= 3  # far beyond its own noise, but near
+        a.out[1, large] *= 1.02
+
+    case = Case.of("projection", "typical", 3, rows=2, columns=136, k=512)
+    result = judge_case(case, Implementation("projection", "mine", "stock", kernel), "cpu", share=1e-7)
+    finding = next(f for f in result.findings if f.statistic == "excess")
+    place = finding.worst[0].at
+    assert place in finding.where
+    assert finding.message.rstrip(")").endswith(place)
+
+
 def test_a_stale_fragment_of_the_state_is_named_by_request_head_and_rows() -> None:
     line = SMALL["kda_decode"]
     before = contracts()["kda_decode"].build(Case.parse(line)).state

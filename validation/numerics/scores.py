@@ -38,7 +38,7 @@ class Statistic:
     """``value`` over ``limit``; ``where`` marks the elements that break it (None: no single place).
 
     ``level``: the limit is passed with probability 2 exp(-level) a test, ``share`` over all tests of the
-    statistic.
+    statistic. ``scores``: value over limit of every element, where each has its own.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Statistic:
     level: float = 0.0
     share: float = 0.0
     expected: float = 0.0
+    scores: Tensor | None = None
 
     @property
     def surplus(self) -> tuple[float, float]:
@@ -169,7 +170,9 @@ def _excess(y: Tensor, m: Tensor, noise: _Parts, fmt: Format, share: float, ques
         f"at {_position(flat, y.shape, question.axes)}"
     )
     where = ratio > 1
-    return Statistic("excess", worst, 1.0, detail, where if worst > 1 else None, level=x, share=share)
+    found = Statistic("excess", worst, 1.0, detail, where if worst > 1 else None, level=x, share=share)
+    found.scores = ratio if worst > 1 else None
+    return found
 
 
 def _position(flat: int, shape: torch.Size, axes: tuple[str, ...]) -> str:
