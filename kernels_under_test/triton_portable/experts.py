@@ -24,7 +24,12 @@ from kernels_under_test.triton_portable.experts_kernels import (
     up_kernel,
 )
 from kernels_under_test.triton_portable.experts_pairs import pairs
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import (
+    interpreted,
+    need_dense_last_axis,
+    power_of_two,
+    smallest_range,
+)
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -66,7 +71,7 @@ INTERPRETED = Tactic("units", up_bytes=128, down_rows=4096, down_bytes=64)
 
 def dispatch(batch: int) -> Tactic:
     """The tactic for a batch, of the smallest range that holds it."""
-    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+    return smallest_range(TACTICS, batch)
 
 
 def reason(rows: int, slots: int, width: int, live: int) -> str | None:

@@ -12,19 +12,40 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import triton
 
 from validation.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
+
+Setting = TypeVar("Setting")
+# Programs that a split-K product should have at least: somewhat more than an H200 has multiprocessors.
+PROGRAMS = 160
 
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least ``n``."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def smallest_range(settings: Mapping[int, Setting], rows: int) -> Setting:
+    """Of ``settings``, from the most rows of a range, ascending, to its setting: that of the smallest range
+    which holds ``rows``, or of the largest one where none does."""
+    return next((setting for most, setting in settings.items() if rows <= most), settings[max(settings)])
+
+
+def k_ranges(channels: int, k: int, columns: int, step: int) -> tuple[int, int]:
+    """(number of K ranges, width of each) with which one rank's product fills the device: by shape alone."""
+    tiles = triton.cdiv(channels, columns)
+    splits = max(1, min(triton.cdiv(PROGRAMS, tiles), k // (2 * step), 16))
+    width = triton.cdiv(triton.cdiv(k, splits), step) * step
+    return triton.cdiv(k, width), width
 
 
 def interpreted(tensor: Tensor) -> bool:

@@ -11,14 +11,13 @@ What this cannot show: the subject's libraries' own order of summation, and thei
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis
+from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, smallest_range
 from kernels_under_test.triton_portable.mla_latent import (
     LATENT,
     ROPE,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from validation.contracts.mla.attention_arguments import MlaAttentionArguments
 
 MOST_TOKENS = 8
-Setting = TypeVar("Setting")
 # Programs that a launch may have at most: one for each of the 132 multiprocessors of an H200, whose registers
 # hold no second one.
 PROGRAMS = 132
@@ -78,11 +76,7 @@ INTERPRETED_SPLITS = 3
 
 def tile_of(rows: int, *, interpreted: bool = False) -> Tile:
     """The tile for requests of so many rows."""
-    return _of_rows(INTERPRETED if interpreted else TILES, rows)
-
-
-def _of_rows(table: Mapping[int, Setting], rows: int) -> Setting:
-    return next(setting for most, setting in table.items() if rows <= most)
+    return smallest_range(INTERPRETED if interpreted else TILES, rows)
 
 
 def splits_of(programs: int, capacity: int, keys: int) -> int:
@@ -186,7 +180,7 @@ class Splits:
 
     def merging(self, on_device: Merge) -> Merge:
         """How much a program merges at a time: in the interpreter, all that a tile holds."""
-        return _of_rows(INTERPRETED_MERGE, self.tile.rows) if interpreted(self.partial) else on_device
+        return smallest_range(INTERPRETED_MERGE, self.tile.rows) if interpreted(self.partial) else on_device
 
 
 def check(query: Tensor, cache: Tensor, out: Tensor, tokens: int) -> None:

@@ -21,6 +21,7 @@ from kernels_under_test.triton_portable.launch import (
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
 from kernels_under_test.triton_portable.mla_query_kernels import (
     query_absorb_kernel,
@@ -85,7 +86,7 @@ def is_small(rows: int, heads: int) -> bool:
 def dispatch(rows: int, heads: int) -> Tactic:
     """The tactic of the tiled path for a batch."""
     tactics = TACTICS[heads >= 12]
-    return next((tactic for most, tactic in tactics.items() if rows <= most), tactics[max(tactics)])
+    return smallest_range(tactics, rows)
 
 
 def refusal(rank: int, nope: int) -> str | None:

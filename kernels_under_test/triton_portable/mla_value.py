@@ -23,6 +23,7 @@ from kernels_under_test.triton_portable.launch import (
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
 from validation.dispatch.table import Route
 from validation.errors import UserError
@@ -110,7 +111,7 @@ def tile_of(rows: int) -> int:
     """Value columns a program holds."""
     if rows <= MOST_SMALL:
         return SMALL_TILE
-    return next((tile for most, tile in TILES.items() if rows <= most), TILES[max(TILES)])
+    return smallest_range(TILES, rows)
 
 
 def mla_value(a: MlaValueArguments) -> None:

@@ -26,6 +26,7 @@ from kernels_under_test.triton_portable.launch import (
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
 from validation.dispatch.table import Route
 from validation.errors import UserError
@@ -72,7 +73,7 @@ def dispatch(batch: int, ranks: int) -> Tactic:
     """The tactic for a batch, of the smallest range that holds it; ``ranks`` share the launch."""
     if ranks == 1 and batch in ONE_RANK:
         return ONE_RANK[batch]
-    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+    return smallest_range(TACTICS, batch)
 
 
 @triton.jit

@@ -24,10 +24,13 @@ import triton.language as tl
 
 from kernels_under_test.triton_portable.launch import (
     interpreted,
+    k_ranges,
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
+from kernels_under_test.triton_portable.rank_partials import published
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -62,13 +65,13 @@ KERNELS = {
     "fused": ("tail_fused_kernel",),
     "split_k": ("reduce_norm_kernel", "up_split_kernel", "tail_finish_kernel"),
 }
-# Programs that one rank's split-K product should have at least, and its columns and K step.
-PROGRAMS, COLUMNS, STEP = 160, 64, 128
+# Columns and K step of one rank's split-K product.
+COLUMNS, STEP = 64, 128
 
 
 def dispatch(batch: int) -> Tactic:
     """The tactic for a batch, of the smallest range that holds it."""
-    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+    return smallest_range(TACTICS, batch)
 
 
 @triton.jit
@@ -123,13 +126,6 @@ def _shared_sum(shared, at, live, stride_rank, RANKS: tl.constexpr):
 
 
 @triton.jit
-def _positive_zero(x):
-    """BF16 of FP32 ``x``, -0.0 as +0.0."""
-    rounded = x.to(tl.bfloat16)
-    return tl.where(rounded == 0, 0.0, rounded).to(tl.bfloat16)
-
-
-@triton.jit
 def tail_fused_kernel(
     latent, combined, gamma, up, shared, out, stride_latent_rank, stride_latent, stride_up_rank, stride_up,
     stride_shared_rank, stride_shared, stride_out, width, channels, own, first, eps,
@@ -153,7 +149,7 @@ def tail_fused_kernel(
     live = channel < channels
     s = _shared_sum(shared, row * stride_shared + place, live, stride_shared_rank, RANKS)
     result = product.to(tl.bfloat16).to(tl.float32) + s
-    tl.store(out + row * stride_out + place, _positive_zero(result), mask=live)
+    tl.store(out + row * stride_out + place, published(result), mask=live)
 
 
 @triton.jit
@@ -209,7 +205,7 @@ def tail_finish_kernel(
         total += tl.load(at, mask=live, other=0.0)
     s = _shared_sum(shared, row * stride_shared + first_column + column, live, stride_shared_rank, RANKS)
     result = total.to(tl.bfloat16).to(tl.float32) + s
-    tl.store(out + row * stride_out + first_column + column, _positive_zero(result), mask=live)
+    tl.store(out + row * stride_out + first_column + column, published(result), mask=live)
 
 
 def moe_tail(a: MoeTailArguments) -> None:
@@ -265,14 +261,6 @@ def _fused(
     )  # fmt: skip
 
 
-def k_ranges(channels: int, k: int) -> tuple[int, int]:
-    """(number of K ranges, width of each) with which one rank's product fills the device: by shape alone."""
-    tiles = triton.cdiv(channels, COLUMNS)
-    splits = max(1, min(triton.cdiv(PROGRAMS, tiles), k // (2 * STEP), 16))
-    width = triton.cdiv(triton.cdiv(k, splits), STEP) * STEP
-    return triton.cdiv(k, width), width
-
-
 def _split_k(
     latent: Tensor, shared: Tensor, gamma: Tensor, up: Tensor, out: Tensor, eps: float,
     combined: Tensor | None, own: int, first: int,
@@ -284,7 +272,7 @@ def _split_k(
         latent, latent if combined is None else combined, gamma, normed, latent.stride(0), latent.stride(1),
         width, own, eps, RANKS=ranks, OWN=combined is not None, BLOCK=power_of_two(width), num_warps=8,
     )  # fmt: skip
-    splits, k_split = k_ranges(channels, width)
+    splits, k_split = k_ranges(channels, width, COLUMNS, STEP)
     held = min(max(16, power_of_two(channels)), 32) if here else COLUMNS
     pieces = torch.empty(splits, batch, shards * channels, dtype=torch.float32, device=up.device)
     up_split_kernel[triton.cdiv(channels, held), splits * triton.cdiv(batch, tactic.rows), shards](

@@ -25,6 +25,7 @@ from kernels_under_test.triton_portable.launch import (
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
 from validation.dispatch.table import Route
 
@@ -62,7 +63,7 @@ INTERPRETED = {"skinny": (64, 8192), "split_k": (512, 1024)}
 
 def dispatch(batch: int) -> Tactic:
     """The tactic for a batch, of the smallest range that holds it."""
-    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+    return smallest_range(TACTICS, batch)
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from kernels_under_test.triton_portable.launch import (
     need_dense_last_axis,
     power_of_two,
     programmatic,
+    smallest_range,
 )
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def add_ranks_kernel(
 def tile(rows: int, n: int, k: int, on_cpu: bool) -> Tile:
     """The dot kernel's tile. The interpreter pays by the operation, not by the element: there, larger tiles
     of the same kernel."""
-    chosen = next((t for most, t in TILES.items() if rows <= most), TILES[max(TILES)])
+    chosen = smallest_range(TILES, rows)
     if not on_cpu:
         return chosen
     columns, step = (

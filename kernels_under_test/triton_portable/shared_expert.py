@@ -22,7 +22,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
+from kernels_under_test.triton_portable.launch import (
+    PROGRAMS,
+    interpreted,
+    k_ranges,
+    need_dense_last_axis,
+    power_of_two,
+    smallest_range,
+)
 from kernels_under_test.triton_portable.precise import situ
 from validation.dispatch.table import Route
 
@@ -55,8 +62,6 @@ KERNELS = {
     "skinny": ("gate_up_situ_kernel", "down_skinny_kernel", "rank_sum_kernel"),
     "split_k": ("gate_up_split_kernel", "add_splits_situ_kernel", "down_dot_kernel", "rank_sum_kernel"),
 }
-# Programs that a split-K product should have at least: somewhat more than an H200 has multiprocessors.
-PROGRAMS = 160
 # Columns of the result and K step of each product's program; the interpreter pays by the operation.
 TILES = {
     "gate_up_situ": (4, 1024),
@@ -74,7 +79,7 @@ INTERPRETED = {
 
 def dispatch(batch: int) -> Tactic:
     """The tactic for a batch, of the smallest range that holds it."""
-    return next((tactic for most, tactic in TACTICS.items() if batch <= most), TACTICS[max(TACTICS)])
+    return smallest_range(TACTICS, batch)
 
 
 @triton.jit
@@ -291,14 +296,6 @@ def _gate_up_skinny(
         h, gate_up, hidden, h.stride(0), gate_up.stride(0), gate_up.stride(1), rows, width, k, beta, linear,
         ROWS=tactic.rows, COLUMNS=columns, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,
     )  # fmt: skip
-
-
-def k_ranges(channels: int, k: int, columns: int, step: int) -> tuple[int, int]:
-    """(number of K ranges, width of each) with which one rank's product fills the device: by shape alone."""
-    tiles = triton.cdiv(channels, columns)
-    splits = max(1, min(triton.cdiv(PROGRAMS, tiles), k // (2 * step), 16))
-    width = triton.cdiv(triton.cdiv(k, splits), step) * step
-    return triton.cdiv(k, width), width
 
 
 def _gate_up_split(

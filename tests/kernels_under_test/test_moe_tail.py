@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels_under_test.triton_portable.launch import k_ranges
 from kernels_under_test.triton_portable.moe_tail import (
     OPERATIONS,
     TACTICS,
     combine,
     dispatch,
-    k_ranges,
     kernels,
     moe_tail,
     tail,
@@ -119,7 +119,7 @@ def test_dispatch_is_one_launch_to_two_rows_and_three_above() -> None:
 
 def test_splits_of_k_cover_it() -> None:
     for channels, k in ((896, 3584), (448, 3584), (40, 300), (8, 31)):
-        splits, width = k_ranges(channels, k)
+        splits, width = k_ranges(channels, k, 64, 128)
         assert (splits - 1) * width < k <= splits * width
 
 

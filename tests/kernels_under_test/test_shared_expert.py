@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.interpreter import device
+from kernels_under_test.triton_portable.launch import k_ranges
 from kernels_under_test.triton_portable.precise import situ
 from kernels_under_test.triton_portable.shared_expert import (
     TACTICS,
     dispatch,
-    k_ranges,
     kernels,
     shard,
     shared_expert,
