@@ -6,6 +6,7 @@ Nothing collected is pytest's exit status 5, which fails the session; ``test_con
 from __future__ import annotations
 
 import os
+import signal
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
@@ -15,6 +16,9 @@ from hypothesis import settings
 SEED = int(os.environ.get("LOCKSTEP_TEST_SEED", "0"))
 
 torch.set_num_threads(1)  # one reduction order on every machine, and no fight between pytest's workers
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background, as a shell does it; what the tests start must see Ctrl-C all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("lockstep", derandomize=True, deadline=None, database=None, max_examples=50)
 settings.register_profile("explore", deadline=None, print_blob=True, max_examples=500)
 settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS", "lockstep"))

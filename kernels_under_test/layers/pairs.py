@@ -42,6 +42,11 @@ LAYERS = (
 )
 
 
+def names(setting: Setting) -> list[str]:
+    """Names of ``pairs(setting)``, in its order."""
+    return [pair.name for pair in pairs(setting)]
+
+
 def pairs(setting: Setting) -> list[Pair]:
     """Operations first, then layers. Every operation is taken from the first layer that has it."""
     found: dict[str, Pair] = {}

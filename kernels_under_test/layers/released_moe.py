@@ -53,6 +53,7 @@ class Experts:
         from kernels_under_test.layers.stock import situ
 
         # The library reads both with the stride of a dense row; what Inductor hands over may lie otherwise.
+        # Ids of 32 bits: of 16 it makes a bit matrix by shifts in 16 bits, and half of the experts are lost.
         ids, weights = ids.contiguous(), weights.contiguous()
         _, ids, bitmatrix = self._topk(scores, TOP_K, apply_softmax=False, y_indx=ids)
         data, gather, scatter = self._routing.routing_from_bitmatrix(bitmatrix, weights, ids, EXPERTS, TOP_K)

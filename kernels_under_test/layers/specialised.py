@@ -3,7 +3,8 @@
 A rank projects its own shard, puts its partial into its slot of the mailbox and reads all slots; it routes by
 logits of which it computed its own rows; its shared expert runs on a side stream beside the routed ones.
 
-What this cannot show: waiting for other ranks.
+Weights are not prefetched: the subject does so while it waits for other ranks, and here nobody waits (it cost
+10 of 122 microseconds, because the memory was busy). What this cannot show: waiting for other ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ from kernels_under_test.triton_portable import (
 )
 from kernels_under_test.triton_portable.attn_res import attn_res
 from kernels_under_test.triton_portable.kda import kda_decode
-from kernels_under_test.triton_portable.prefetch import GRANULE, fetch
 from kernels_under_test.triton_portable.projection import projection
 from validation.contracts.arguments import AttnResArguments, KdaArguments, ProjectionArguments
 from validation.contracts.oproj_arguments import OprojArguments
@@ -53,25 +53,6 @@ def _before(stream: Stream, rows: int, blocks: int, hidden: Tensor) -> Step:
         score_proj=stream.score_proj, gamma=stream.gamma, aux=stream.delta, out=hidden, blocks_read=blocks,
     ))  # fmt: skip
     return Step("attn_res", lambda: attn_res(a()), lambda: rows * HIDDEN * 2 * (blocks + 4), TRITON)
-
-
-# Up to so many rows weights are asked for while the memory is idle, as the subject does, and at most so many
-# bytes at a time: the cache must still hold them when their reader comes.
-FETCHED_ROWS, FETCHED_BYTES = 8, 24 << 20
-
-
-def _fetched(weights: Callable[[], Tensor], rows: int) -> list[Step]:
-    """L2 prefetch of the beginning of ``weights``, on a stream of its own; its bytes count where they are
-    read."""
-    if rows > FETCHED_ROWS:
-        return []
-
-    @once
-    def table() -> Tensor:
-        most = min(size(weights()), FETCHED_BYTES) // GRANULE * GRANULE
-        return torch.tensor([[0, most]], dtype=torch.int64, device=weights_module.DEVICE)
-
-    return [Step("prefetch", lambda: fetch(weights(), table()), lambda: 0, TRITON, stream="prefetch")]
 
 
 def _projected(hidden: Tensor, weight: Callable[[], Tensor], out: Tensor) -> Step:
@@ -126,10 +107,8 @@ def kda_attention(shapes: Shapes, rows: int, stream: Stream, blocks: int) -> lis
     ))  # fmt: skip
     state = 2 * rows * (shapes.heads * HEAD_DIM * HEAD_DIM * 4 + 3 * 3 * shapes.width * 2)
     return [
-        *_fetched(lambda: w.in_proj, rows),
         _before(stream, rows, blocks, hidden),
         _projected(hidden, lambda: w.in_proj, projected),
-        *_fetched(lambda: w.o_proj, rows),
         Step("kda_decode", lambda: kda_decode(a()), lambda: state + size(w.f_b), TRITON),
         _after(shapes, stream, blocks, core, lambda: w.o_proj, hidden),
     ]
@@ -162,10 +141,8 @@ def mla_attention(shapes: Shapes, rows: int, context: int, stream: Stream, block
         gate_start=Q_RANK + QUERY,
     ))  # fmt: skip
     return [
-        *_fetched(lambda: w.in_proj, rows),
         _before(stream, rows, blocks, hidden),
         _projected(hidden, lambda: w.in_proj, projected),
-        *_fetched(lambda: w.o_proj, rows),
         Step("mla_query", lambda: mla_query(q()), lambda: size(w.q_b, w.w_uk), TRITON),
         Step("mla_attention", lambda: attend(a()), lambda: rows * context * QUERY, TRITON),
         Step("mla_value", lambda: mla_value(v()), lambda: size(w.w_uv), TRITON),
@@ -220,7 +197,6 @@ def moe(shapes: Shapes, rows: int) -> list[Step]:
     return [
         Step("shared_expert", beside, lambda: size(w.gate_up, w.shared_down), TRITON, stream="shared"),
         Step("moe_front", front, lambda: size(w.router, w.down), TRITON),
-        *_fetched(lambda: w.up, rows),
         Step("route", chosen, lambda: size(logits, latent), TRITON),
         Step("experts", lambda: experts(routed()), lambda: w.routed_bytes(rows), TRITON),
         Step("moe_tail", tail, lambda: size(w.up, partial) + size(shared) // ranks, TRITON, join="shared"),

@@ -70,7 +70,7 @@ def select(logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ids = torch.topk(scores + bias, TOP_K, dim=-1).indices
     weights = scores.gather(1, ids)
     weights = (weights / (weights.sum(-1, keepdim=True) + 1e-20)).bfloat16()
-    return scores, ids.to(torch.int16), weights
+    return scores, ids.int(), weights
 
 
 @compiled

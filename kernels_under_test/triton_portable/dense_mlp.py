@@ -3,7 +3,7 @@
 Up to two rows one kernel streams a gate row and its up row together and writes the bounded product; from
 three rows on split-K products by ``tl.dot`` leave FP32 partial sums, and a second kernel adds them in order,
 rounds gate and up, and applies SiTU. The down projection is that of ``rank_partials``. SiTU takes sigmoid(g)
-as (1 + tanh(g / 2)) / 2, as the subject does here, and tanh by an exponential, which Triton has everywhere.
+as (1 + tanh(g / 2)) / 2, as the subject does here.
 
 What this cannot show: the subject's padding of F to a multiple of its K tile (tails are masked here), and the
 framework's all-reduce (here in rank order).
@@ -26,6 +26,7 @@ from kernels_under_test.triton_portable.launch import (
     power_of_two,
     programmatic,
 )
+from kernels_under_test.triton_portable.precise import tanh
 from kernels_under_test.triton_portable.rank_partials import (
     MOST_ELEMENTS,
     SKINNY_ROWS,
@@ -57,19 +58,12 @@ TILES = {
 
 
 @triton.jit
-def _tanh(x):
-    """tanh(|x|) = 1 - 2 / (exp(2 |x|) + 1) with the sign of x: 1 where the exponential overflows."""
-    size = 1.0 - 2.0 / (tl.exp(2.0 * tl.abs(x)) + 1.0)
-    return tl.where(x < 0, -size, size)
-
-
-@triton.jit
 def _situ(gate, up):
     """BF16 SiTU of FP32 sums, which are rounded to BF16 first; beta 4 for the gate, 25 for up."""
     g = gate.to(tl.bfloat16).to(tl.float32)
     u = up.to(tl.bfloat16).to(tl.float32)
-    left = (2.0 * _tanh(g * 0.25)) * (1.0 + _tanh(0.5 * g))
-    return (left * (25.0 * _tanh(u * 0.04))).to(tl.bfloat16)
+    left = (2.0 * tanh(g * 0.25)) * (1.0 + tanh(0.5 * g))
+    return (left * (25.0 * tanh(u * 0.04))).to(tl.bfloat16)
 
 
 @triton.jit

@@ -1,9 +1,9 @@
-"""Routed experts of one rank: pairs up to four rows, units of one expert above.
+"""Routed experts of one rank: units of one (row, slot) pair up to four rows, of one expert's rows above.
 
-Like the subject's experts (its operation 3.15): few rows take every (row, slot) pair for itself; more rows
-are grouped by expert on the device, so that an expert's weights are read once for up to 16 of its rows. Grids
-are the upper bounds of what the routing can need: nothing waits for the host, and the calls can be captured.
-Every sum is one program's, so equal calls give equal bits. ``TACTICS`` is the whole dispatch.
+Like the subject's experts (its operation 3.15): few rows take every pair for itself; more rows are grouped by
+expert on the device, so that an expert's weights are read once for two of its rows. Grids are the upper
+bounds of what the routing can need: nothing waits for the host, and the calls can be captured. Every sum is
+one program's, so equal calls give equal bits. ``TACTICS`` is the whole dispatch.
 
 What this cannot show: the subject's units of 8 rows, stolen tiles and streamed experts.
 """
@@ -17,18 +17,18 @@ import torch
 import triton
 
 from kernels_under_test.triton_portable.experts_kernels import (
-    combine_kernel,
     down_kernel,
     group_kernel,
     prepare_kernel,
     up_kernel,
 )
-from kernels_under_test.triton_portable.experts_pairs import pairs
 from kernels_under_test.triton_portable.launch import (
     interpreted,
     need_dense_last_axis,
     power_of_two,
+    programmatic,
     smallest_range,
+    workspace,
 )
 from validation.dispatch.table import Route
 from validation.errors import UserError
@@ -39,34 +39,37 @@ if TYPE_CHECKING:
     from validation.contracts.contract import Case
     from validation.contracts.moe.experts_arguments import ExpertsArguments
 
-UNIT = 16  # as in the kernels
+UNIT = 2  # as in the kernels
 MAX_PAIRS = 2048  # one program groups them
+COUNTERS = 1 << 14
+BLOCKS = 4  # of 32 columns that a warp takes of a row at a time: what ``experts_dot`` is made for
 
 
 @dataclass(frozen=True)
 class Tactic:
-    """How a range of batches is computed: bytes of K a step of each product, rows of W2 a program, stages."""
+    """How a range of batches is computed: what a unit is; of the product with W13, warps of a program and
+    fours of blocks that it takes at a time; of that with W2, rows of either half of a program's tile."""
 
-    kernel: Literal["pairs", "units"]
-    up_bytes: int
+    unit: Literal["pair", "expert"]
+    up_warps: int
+    ahead: int
     down_rows: int
-    down_bytes: int
-    stages: int = 3
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        if self.kernel == "pairs":
-            return "pair_up_kernel", "pair_down_kernel"
-        return "prepare_kernel", "group_kernel", "up_kernel", "down_kernel", "combine_kernel"
+        group = ("group_kernel",) if self.unit == "expert" else ()
+        return ("prepare_kernel", *group, "up_kernel", "down_kernel")
 
 
 # Largest batch of the range -> tactic.
 TACTICS = {
-    4: Tactic("pairs", up_bytes=512, down_rows=32, down_bytes=256),
-    128: Tactic("units", up_bytes=64, down_rows=128, down_bytes=32, stages=3),
+    1: Tactic("pair", up_warps=8, ahead=4, down_rows=32),
+    4: Tactic("pair", up_warps=4, ahead=4, down_rows=32),
+    128: Tactic("expert", up_warps=4, ahead=1, down_rows=32),
 }
+DOWN_WARPS = 4
 # The interpreter pays by the operation, not by the element.
-INTERPRETED = Tactic("units", up_bytes=128, down_rows=4096, down_bytes=64)
+INTERPRETED_ROWS = 2048
 
 
 def dispatch(batch: int) -> Tactic:
@@ -86,7 +89,7 @@ def reason(rows: int, slots: int, width: int, live: int) -> str | None:
 def experts(a: ExpertsArguments) -> None:
     """out[B, L] (and rows[B, slot, L]) of MXFP8 x[B, L] through the experts ``ids[B, slot]``; see
     ``ExpertsArguments``. L and the live hidden columns are multiples of 32. Rows and experts may lie apart,
-    those of ``x`` by an even number of bytes.
+    rows of ``x`` by whole words, of weights by whole blocks.
     """
     batch, slots = a.ids.shape
     width = a.out.shape[1]
@@ -96,34 +99,54 @@ def experts(a: ExpertsArguments) -> None:
         x=a.x, x_scale=a.x_scale, ids=a.ids, weights=a.weights, w13=a.w13, w13_scale=a.w13_scale, w2=a.w2,
         w2_scale=a.w2_scale, out=a.out,
     )  # fmt: skip
-    if a.x.stride(0) % 2 or a.x.data_ptr() % 2:
-        raise UserError(f"rows of x must start at even addresses; they are {a.x.stride(0)} bytes apart")
+    _need_aligned_rows(a)
     rows = a.rows
     if rows is None:
         rows = torch.empty(batch, slots, width, dtype=torch.bfloat16, device=a.x.device)
     need_dense_last_axis(rows=rows)
-    tactic = dispatch(batch)
-    if tactic.kernel == "pairs":
-        pairs(a, rows)
-        return
-    scratch = _Scratch.of(a)
-    _prepare(a, scratch)
+    tactic, scratch = dispatch(batch), _Scratch.of(a)
+    _prepare(a, scratch, tactic)
     _products(a, rows, scratch, tactic)
-    block = 4096 if interpreted(a.x) else 512
-    combine_kernel[triton.cdiv(width, block), batch](
-        rows, a.weights, a.out, rows.stride(0), rows.stride(1), a.weights.stride(0), a.out.stride(0),
-        slots, width, BLOCK=block, num_warps=4,
-    )  # fmt: skip
+
+
+def _need_aligned_rows(a: ExpertsArguments) -> None:
+    """Raise UserError unless rows of the activation start on words, and of the weights on blocks."""
+    for name, tensor, size in (("x", a.x, 4), ("w13", a.w13, 16), ("w2", a.w2, 16)):
+        if tensor.data_ptr() % size or any(stride % size for stride in tensor.stride()[:-1]):
+            raise UserError(
+                f"rows of {name} must start on multiples of {size} bytes; its strides are {tensor.stride()}"
+            )
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """MXFP8 rows as ``experts_dot`` wants them: codes as FP16, and the scale of every block."""
+
+    pairs: Tensor
+    factors: Tensor
+
+    @classmethod
+    def of(cls, rows: int, blocks: int, where: torch.device) -> _Operand:
+        return cls(
+            torch.empty(rows, blocks * 32, dtype=torch.float16, device=where),
+            torch.empty(rows, blocks, dtype=torch.float32, device=where),
+        )
+
+    def written(self) -> tuple[Tensor, Tensor]:
+        return self.pairs, self.factors
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """As words of two."""
+        return self.pairs.view(torch.int32), self.factors
 
 
 @dataclass(frozen=True)
 class _Scratch:
-    """Memory between the kernels. ``latent`` and ``hidden``: BF16 rows, even columns before odd ones;
-    ``by_expert`` and ``place_in``: pairs in the order of experts, and their place among those of theirs;
-    ``expert`` and ``members``: of every unit."""
+    """Memory between the kernels. ``by_expert`` and ``place_in``: pairs in the order of experts, and their
+    place among those of theirs; ``expert`` and ``members``: of every unit."""
 
-    latent: Tensor
-    hidden: Tensor
+    latent: _Operand
+    hidden: _Operand
     by_expert: Tensor
     place_in: Tensor
     expert: Tensor
@@ -131,17 +154,16 @@ class _Scratch:
 
     @classmethod
     def of(cls, a: ExpertsArguments) -> _Scratch:
-        pairs = a.ids.numel()
-        # An expert with c rows makes ceil(c / 16) units.
-        units = min(pairs, len(a.w13) + pairs // UNIT)
-        where = a.x.device
+        pairs, where = a.ids.numel(), a.x.device
+        # An expert with c rows makes ceil(c / 2) units.
+        units = min(pairs, (pairs + len(a.w13)) // UNIT)
 
         def integers(n: int) -> Tensor:
             return torch.empty(n, dtype=torch.int32, device=where)
 
         return cls(
-            latent=torch.empty(a.x.shape, dtype=torch.bfloat16, device=where),
-            hidden=torch.empty(pairs, a.live, dtype=torch.bfloat16, device=where),
+            latent=_Operand.of(len(a.x), a.x.shape[1] // 32, where),
+            hidden=_Operand.of(pairs, a.live // 32, where),
             by_expert=integers(pairs),
             place_in=integers(pairs),
             expert=integers(units),
@@ -149,41 +171,48 @@ class _Scratch:
         )
 
 
-def _prepare(a: ExpertsArguments, s: _Scratch) -> None:
-    """Decode the latent, sort the pairs by expert and cut them into units."""
-    (batch, slots), pairs, bytes_ = a.ids.shape, a.ids.numel(), a.x.shape[1] // 2
-    block, ranked, chunk = (2048, 64, 64) if interpreted(a.x) else (256, 16, 128)
-    pieces = triton.cdiv(bytes_, block)
-    rankers = triton.cdiv(pairs, ranked)
-    prepare_kernel[(batch * pieces + rankers,)](
-        a.x.view(torch.int16), a.x_scale, s.latent, a.ids, s.by_expert, s.place_in,
-        a.x.stride(0) // 2, a.x_scale.stride(0), a.ids.stride(0), bytes_, slots, pairs,
-        batch * pieces, pieces, BLOCK=block, RANKED=ranked, CHUNK=chunk, num_warps=4,
+def _prepare(a: ExpertsArguments, s: _Scratch, tactic: Tactic) -> None:
+    """Decode the latent; for units of an expert sort the pairs and cut them into these."""
+    (batch, slots), pairs, groups = a.ids.shape, a.ids.numel(), a.x.shape[1] // 32
+    blocks, ranked, chunk = (power_of_two(groups), 64, 64) if interpreted(a.x) else (16, 16, 128)
+    pieces = triton.cdiv(groups, blocks)
+    grouped = tactic.unit == "expert"
+    early = programmatic(a.x)
+    prepare_kernel[(batch * pieces + grouped * triton.cdiv(pairs, ranked),)](
+        a.x, a.x_scale, *s.latent.written(), a.ids, s.by_expert, s.place_in,
+        a.x.stride(0), a.x_scale.stride(0), a.ids.stride(0), groups, slots, pairs,
+        batch * pieces, pieces, BLOCKS=blocks, RANKED=ranked, CHUNK=chunk, num_warps=4, **early,
     )  # fmt: skip
-    group_kernel[(1,)](
-        a.ids, s.by_expert, s.place_in, s.expert, s.members, a.ids.stride(0), slots, pairs, len(s.expert),
-        PAIRS=max(power_of_two(pairs), 16), num_warps=8,
-    )  # fmt: skip
+    if grouped:
+        group_kernel[(1,)](
+            a.ids, s.by_expert, s.place_in, s.expert, s.members, a.ids.stride(0), slots, pairs, len(s.expert),
+            PAIRS=max(power_of_two(pairs), 16), num_warps=8, **early,
+        )  # fmt: skip
 
 
 def _products(a: ExpertsArguments, rows: Tensor, s: _Scratch, tactic: Tactic) -> None:
     slots, width = a.ids.shape[1], a.out.shape[1]
-    units = len(s.expert)
-    chosen = INTERPRETED if interpreted(a.x) else tactic
-    down_rows = min(chosen.down_rows, power_of_two(width))
-    up_kernel[a.live // 32, units](
-        s.latent, a.w13, a.w13_scale, s.expert, s.members, s.hidden,
-        a.w13.stride(0), a.w13.stride(1), a.w13_scale.stride(0), a.w13_scale.stride(1),
-        slots, width // 2, a.live, a.padded,
-        FLOOR=a.hidden_rule == "floor", BYTES=chosen.up_bytes,
-        num_warps=4, num_stages=tactic.stages,
+    grouped = tactic.unit == "expert"
+    units = len(s.expert) if grouped else a.ids.numel()
+    groups, blocks, early = width // 32, a.live // 32, programmatic(a.x)
+    w13, w2 = a.w13.view(torch.int32), a.w2.view(torch.int32)
+    of_w13, of_w2 = ((w.stride(0) // 4, w.stride(1) // 4) for w in (w13, w2))
+    here = interpreted(a.x)
+    held, held_down = (power_of_two(groups), power_of_two(blocks)) if here else (BLOCKS, BLOCKS)
+    ahead = 1 if here else tactic.ahead
+    up_kernel[blocks, units](
+        *s.latent.read(), a.ids, s.expert, s.members, w13, a.w13_scale, *s.hidden.written(),
+        a.ids.stride(0), *of_w13, *a.w13_scale.stride()[:2], slots, groups, blocks, a.padded,
+        FLOOR=a.hidden_rule == "floor", GROUPED=grouped, GROUPS=held, AHEAD=ahead,
+        STEPS=triton.cdiv(groups, held * ahead), num_warps=tactic.up_warps, **early,
     )  # fmt: skip
-    down_kernel[triton.cdiv(width, down_rows), units](
-        s.hidden, a.w2, a.w2_scale, s.expert, s.members, rows,
-        a.w2.stride(0), a.w2.stride(1), a.w2_scale.stride(0), a.w2_scale.stride(1),
-        rows.stride(0), rows.stride(1), slots, a.live, width,
-        ROWS=down_rows, BYTES=chosen.down_bytes,
-        num_warps=4, num_stages=tactic.stages,
+    tall = min(INTERPRETED_ROWS, power_of_two(width)) if here else tactic.down_rows
+    down_kernel[triton.cdiv(width, 2 * tall), units](
+        *s.hidden.read(), a.ids, s.expert, s.members, a.weights, w2, a.w2_scale, rows, a.out,
+        workspace("experts", COUNTERS, a.x.device), a.ids.stride(0), a.weights.stride(0), *of_w2,
+        *a.w2_scale.stride()[:2], rows.stride(0), rows.stride(1), a.out.stride(0), slots, blocks, width,
+        GROUPED=grouped, ROWS=tall, GROUPS=held_down, AHEAD=1, STEPS=triton.cdiv(blocks, held_down),
+        num_warps=DOWN_WARPS, **early,
     )  # fmt: skip
 
 
@@ -200,7 +229,7 @@ TABLE = tuple(
     Route(
         rows=rows,
         kernels=tactic.kernels,
-        settings={"kernel": tactic.kernel, "up_bytes": tactic.up_bytes, "down_rows": tactic.down_rows},
+        settings={"unit": tactic.unit, "up warps": tactic.up_warps, "down rows": tactic.down_rows},
     )
     for rows, tactic in TACTICS.items()
 )

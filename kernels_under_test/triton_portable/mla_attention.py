@@ -35,23 +35,22 @@ if TYPE_CHECKING:
     from validation.contracts.mla.attention_arguments import MlaAttentionArguments
 
 MOST_TOKENS = 8
-# Programs that a launch may have at most: one for each of the 132 multiprocessors of an H200, whose registers
-# hold no second one.
-PROGRAMS = 132
+MULTIPROCESSORS = 132  # of an H200
 MOST_SPLITS = 128
 LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and keys that a program holds at a time, columns that its scores take at a time, warps and
-    pipeline stages."""
+    """Rows and keys that a program holds at a time, columns that its scores take at a time, warps, pipeline
+    stages, and how many programs the registers of a multiprocessor hold."""
 
     rows: int
     keys: int
     chunk: int
     warps: int
     stages: int
+    resident: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,11 @@ class Merge:
     columns: int = LATENT
 
 
-# Most rows (tokens * heads) of a request -> tile. Above, a request has several tiles. With more keys or
-# columns at a time the registers spill.
-TILES = {16: Tile(16, 32, 128, warps=8, stages=3), 1 << 30: Tile(32, 32, 32, warps=8, stages=3)}
-MERGE, COUNTED_MERGE = Merge(1, 16, 128), Merge(4, 8)
+# Most rows (tokens * heads) of a request -> tile. Above, a request has several tiles. With other chunks the
+# registers spill, or hold no second program.
+TILES = {16: Tile(16, 64, 512, warps=8, stages=2), 1 << 30: Tile(32, 32, 32, warps=8, stages=3)}
+COUNTED_TILES = TILES | {16: Tile(16, 32, 512, warps=4, stages=2, resident=2)}
+MERGE, COUNTED_MERGE = Merge(1, 128, 64), Merge(4, 8)
 # The interpreter pays by the operation, not by the element: the same kernels in larger tiles, of which there
 # are still several.
 INTERPRETED = {16: Tile(16, 128, 256, warps=8, stages=2), 1 << 30: Tile(64, 128, 256, warps=8, stages=2)}
@@ -74,14 +74,15 @@ INTERPRETED_MERGE = {16: Merge(8, 2), 1 << 30: Merge(64, 2)}
 INTERPRETED_SPLITS = 3
 
 
-def tile_of(rows: int, *, interpreted: bool = False) -> Tile:
+def tile_of(rows: int, *, interpreted: bool = False, counted: bool = False) -> Tile:
     """The tile for requests of so many rows."""
-    return smallest_range(INTERPRETED if interpreted else TILES, rows)
+    return smallest_range(INTERPRETED if interpreted else COUNTED_TILES if counted else TILES, rows)
 
 
-def splits_of(programs: int, capacity: int, keys: int) -> int:
+def splits_of(programs: int, capacity: int, tile: Tile) -> int:
     """In how many splits a request's keys are cut: one wave of programs, at least a block of keys each."""
-    return max(1, min(MOST_SPLITS, PROGRAMS // programs, triton.cdiv(capacity, keys)))
+    wave = MULTIPROCESSORS * tile.resident
+    return max(1, min(MOST_SPLITS, wave // programs, triton.cdiv(capacity, tile.keys)))
 
 
 def mla_attention(a: MlaAttentionArguments) -> None:
@@ -94,8 +95,9 @@ def mla_attention(a: MlaAttentionArguments) -> None:
     need_dense_last_axis(block_table=a.block_table, lengths=a.lengths)
     requests = a.block_table.shape[0]
     chosen = _route(requests * a.tokens, a.tokens)
-    work = Splits.of(a.query, requests, a.tokens, a.capacity, ranks=1)
-    if chosen.kernels == ("mla_counted_kernel",):
+    counted = chosen.kernels == ("mla_counted_kernel",)
+    work = Splits.of(a.query, requests, a.tokens, a.capacity, ranks=1, counted=counted)
+    if counted:
         counters = torch.zeros(requests * work.tiles, dtype=torch.int32, device=a.query.device)
         mla_counted_kernel[work.grid](
             *work.inputs(a.query, a.cache, a.block_table, a.lengths), counters, a.out,
@@ -124,12 +126,14 @@ class Splits:
     log_sums: Tensor
 
     @classmethod
-    def of(cls, query: Tensor, requests: int, tokens: int, capacity: int, ranks: int) -> Splits:
+    def of(
+        cls, query: Tensor, requests: int, tokens: int, capacity: int, ranks: int, counted: bool = False
+    ) -> Splits:
         """``partial`` [rank * request, split, row, 512], ``log_sums`` [rank * request, split, row]; FP32."""
         heads, rows = query.shape[1], tokens * query.shape[1]
-        tile = tile_of(rows, interpreted=interpreted(query))
+        tile = tile_of(rows, interpreted=interpreted(query), counted=counted)
         tiles = triton.cdiv(rows, tile.rows)
-        splits = splits_of(requests * tiles, capacity, tile.keys)
+        splits = splits_of(requests * tiles, capacity, tile)
         if interpreted(query):
             splits = min(splits, INTERPRETED_SPLITS)
         shape = (ranks * requests, splits, rows)
@@ -209,9 +213,14 @@ def _route(rows: int, tokens: int) -> Route:
 ONE_TOKEN, VERIFY = "1 token a request", "2 to 8 tokens a request"
 _SPLIT = ("mla_split_kernel", "mla_merge_kernel")
 TABLE = (
-    Route(15, _SPLIT, {"programs": PROGRAMS, "most splits": MOST_SPLITS}, ONE_TOKEN),
-    Route(1 << 30, ("mla_counted_kernel",), {"programs": PROGRAMS, "most splits": MOST_SPLITS}, ONE_TOKEN),
-    Route(1 << 30, _SPLIT, {"programs": PROGRAMS, "most splits": MOST_SPLITS}, VERIFY),
+    Route(15, _SPLIT, {"multiprocessors": MULTIPROCESSORS, "most splits": MOST_SPLITS}, ONE_TOKEN),
+    Route(
+        1 << 30,
+        ("mla_counted_kernel",),
+        {"multiprocessors": MULTIPROCESSORS, "most splits": MOST_SPLITS},
+        ONE_TOKEN,
+    ),
+    Route(1 << 30, _SPLIT, {"multiprocessors": MULTIPROCESSORS, "most splits": MOST_SPLITS}, VERIFY),
 )
 
 

@@ -28,6 +28,7 @@ from kernels_under_test.triton_portable.launch import (
     programmatic,
     smallest_range,
 )
+from kernels_under_test.triton_portable.rank_partials import published
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -138,7 +139,7 @@ def front_stream_kernel(
     if is_router:
         tl.store(logits + row[:, None] * stride_logits + rank * experts + column[None, :], result, mask=live)
     else:
-        rounded = _positive_zero(result.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
+        rounded = published(result)
         tl.store(latent + row[:, None] * stride_latent + rank * columns + column[None, :], rounded, mask=live)
 
 
@@ -196,7 +197,7 @@ def front_add_kernel(
         total += tl.load(partial + place, mask=live, other=0.0)
     total = _positive_zero(total)
     tl.store(logits + row * stride_logits + rank * experts + packed, total, mask=live & (packed < experts))
-    rounded = _positive_zero(total.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
+    rounded = published(total)
     place = latent + row * stride_latent + rank * columns + packed - experts
     tl.store(place, rounded, mask=live & (packed >= experts))
 

@@ -33,7 +33,6 @@ from kernels_under_test.triton_portable.launch import (
     workspace,
 )
 from kernels_under_test.triton_portable.rank_partials import (
-    IN_FLIGHT,
     add_ranks,
     first_weights,
     kernel_name,
@@ -291,7 +290,7 @@ def consume(mailbox: Tensor, a: OprojArguments, summed: bool = False) -> None:
         mailbox, a.prefix, a.blocks, a.score_gamma, a.score_proj, a.gamma, a.x_moe, a.out,
         *mailbox.stride()[:2], a.prefix.stride(0), *a.blocks.stride()[:2], a.x_moe.stride(0), a.out.stride(0),
         a.out.shape[1], a.blocks_read, GROUPS, a.eps_score, a.eps,
-        SUMMED=summed, **options, num_warps=min(16, max(1, block // 512)),
+        SUMMED=summed, **options, num_warps=min(8, max(1, block // 512)),
     )  # fmt: skip
 
 
@@ -301,7 +300,7 @@ def fused(y: Tensor, weight: Tensor, mailbox: Tensor, a: OprojArguments, first_r
     _dense(mailbox, a)
     need_dense_last_axis(y=y, weight=weight)
     (ranks, _, k), columns = y.shape, weight.shape[1]
-    tile = skinny_tile(columns, k, interpreted(y), in_flight=4 * IN_FLIGHT)
+    tile = skinny_tile(columns, k, interpreted(y))
     options, _ = _options(mailbox, a)
     grid = (triton.cdiv(columns, tile["COLUMNS"]), ranks)
     oproj_fused_kernel[grid](

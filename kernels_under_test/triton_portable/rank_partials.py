@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Rows up to which the skinny kernel serves.
 SKINNY_ROWS = 2
 # Largest step along K of the skinny kernel, and how many weights of its columns a program asks for at once.
-SKINNY_STEP, IN_FLIGHT = 2048, 8192
+SKINNY_STEP, IN_FLIGHT = 256, 8192
 # Most of either kernel's step in the interpreter.
 INTERPRETED_STEP = 256
 # Largest tile that Triton takes, reached in the interpreter alone.
@@ -170,11 +170,11 @@ def tile(rows: int, n: int, k: int, on_cpu: bool) -> Tile:
     return Tile(chosen.rows, columns, step, chosen.warps, chosen.stages)
 
 
-def skinny_tile(n: int, k: int, on_cpu: bool, in_flight: int = IN_FLIGHT) -> dict[str, int]:
+def skinny_tile(n: int, k: int, on_cpu: bool) -> dict[str, int]:
     """Columns and steps of a program of the skinny kernel."""
     step = min(power_of_two(k), INTERPRETED_STEP if on_cpu else SKINNY_STEP)
     columns = (
-        min(power_of_two(n), MOST_ELEMENTS // step, 1024) if on_cpu else max(1, in_flight // max(step, 512))
+        min(power_of_two(n), MOST_ELEMENTS // step, 1024) if on_cpu else max(1, IN_FLIGHT // max(step, 128))
     )
     return {"COLUMNS": columns, "STEP": step, "STEPS": triton.cdiv(k, step)}
 

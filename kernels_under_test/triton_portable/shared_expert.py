@@ -23,7 +23,6 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.triton_portable.launch import (
-    PROGRAMS,
     interpreted,
     k_ranges,
     need_dense_last_axis,
@@ -31,6 +30,7 @@ from kernels_under_test.triton_portable.launch import (
     smallest_range,
 )
 from kernels_under_test.triton_portable.precise import situ
+from kernels_under_test.triton_portable.rank_partials import published
 from validation.dispatch.table import Route
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ KERNELS = {
 }
 # Columns of the result and K step of each product's program; the interpreter pays by the operation.
 TILES = {
-    "gate_up_situ": (4, 1024),
+    "gate_up_situ": (2, 1024),
     "down_skinny": (16, 256),
     "gate_up_split": (64, 128),
     "down_dot": (64, 128),
@@ -184,8 +184,7 @@ def down_skinny(
         w = tl.load(w_at + position, mask=(column[:, None] < n) & (position < width), other=0.0)
         v = tl.load(h_at + position, mask=(row[:, None] < batch) & (position < width), other=0.0)
         total += v.to(tl.float32)[:, None, :] * w.to(tl.float32)[None, :, :]
-    result = tl.sum(total, axis=2).to(tl.bfloat16)
-    result = tl.where(result == 0, 0.0, result).to(tl.bfloat16)
+    result = published(tl.sum(total, axis=2))
     place = rank * stride_partial_rank + row[:, None].to(tl.int64) * stride_partial + column[None, :]
     tl.store(partial + place, result, mask=(row[:, None] < batch) & (column[None, :] < n))
 
@@ -219,8 +218,7 @@ def down_dot_kernel(
         w = tl.load(w_at + at_k[None, :], mask=(column[:, None] < n) & (at_k[None, :] < width), other=0.0)
         v = tl.load(h_at + at_k[:, None], mask=(row[None, :] < batch) & (at_k[:, None] < width), other=0.0)
         total = tl.dot(w, v, total)
-    result = total.to(tl.bfloat16)
-    result = tl.where(result == 0, 0.0, result).to(tl.bfloat16)
+    result = published(total)
     place = rank * stride_partial_rank + row[None, :].to(tl.int64) * stride_partial + column[:, None]
     tl.store(partial + place, result, mask=(row[None, :] < batch) & (column[:, None] < n))
 
@@ -239,8 +237,7 @@ def rank_sum_kernel(
     for _ in range(1, ranks):
         at += stride_rank
         total += tl.load(at, mask=live, other=0.0).to(tl.float32)
-    result = total.to(tl.bfloat16)
-    result = tl.where(result == 0, 0.0, result).to(tl.bfloat16)
+    result = published(total)
     tl.store(out + row * stride_out + column, result, mask=live)
 
 
@@ -290,8 +287,6 @@ def _gate_up_skinny(
 ) -> None:
     (ranks, rows, width), k = hidden.shape, h.shape[1]
     columns, step = _tiles("gate_up_situ", h, width, k)
-    if not interpreted(h) and width < PROGRAMS * columns:
-        columns //= 2
     gate_up_situ_kernel[triton.cdiv(width, columns), triton.cdiv(rows, tactic.rows), ranks](
         h, gate_up, hidden, h.stride(0), gate_up.stride(0), gate_up.stride(1), rows, width, k, beta, linear,
         ROWS=tactic.rows, COLUMNS=columns, STEP=step, num_warps=tactic.warps, num_stages=tactic.stages,

@@ -23,6 +23,7 @@ import triton.language as tl
 from kernels_under_test.triton_portable import experts, moe_tail, route
 from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
 from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, to_e4m3
+from kernels_under_test.triton_portable.rank_partials import published
 from kernels_under_test.triton_portable.route import route_kernel
 from kernels_under_test.triton_portable.shared_expert import down_skinny, gate_up_situ
 from validation.contracts.moe import small_batch as stages
@@ -82,8 +83,7 @@ def front_shared_kernel(
     elif tile < router_tiles + latent_tiles:
         n = (tile - router_tiles) * COLUMNS + tl.arange(0, COLUMNS)
         at = down + rank * stride_down_rank + n.to(tl.int64) * stride_down
-        found = _rows_of(h, at, n < columns, stride_h, batch, k, ROWS, COLUMNS, STEP).to(tl.bfloat16)
-        found = tl.where(found == 0, 0.0, found).to(tl.bfloat16)
+        found = published(_rows_of(h, at, n < columns, stride_h, batch, k, ROWS, COLUMNS, STEP))
         place = row[:, None].to(tl.int64) * stride_latent + rank * columns + n[None, :]
         tl.store(latent + place, found, mask=(row[:, None] < batch) & (n[None, :] < columns))
     else:

@@ -6,7 +6,7 @@ of each.
 The launchers run on tensors without data at the subject's real shapes, and every launch is compiled
 instead: with the very types, constants, alignment and options that the device would get. One JSON object a
 line: operation, kernel, target, registers, stack (bytes a thread; spills live there), shared memory,
-tensor-core instruction.
+tensor-core instruction, and the layouts of what assembly gives to tensor cores.
 
 What this catches: a kernel that does not compile, spills, or needs more shared memory than there is; a
 launcher that reads data on the host (it could not be captured in a graph). What it cannot catch: anything
@@ -48,6 +48,7 @@ BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 POINTERS = {
     torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.int16: "*i16",
     torch.int32: "*i32",
@@ -138,9 +139,17 @@ def compiled(op: str, kernel: Any, given: dict[str, Any], capability: int) -> di
         "stack": usage["STACK"],
         "shared": binary.metadata.shared,
         "instruction": used[0] if used else "",
+        "assembled": assembled(binary.asm["ttgir"]),
         **options,
         "constants": {name: value for name, value in constants.items() if name.isupper()},
     }
+
+
+def assembled(code: str) -> list[str]:
+    """Layouts of the operands of assembly that has a tensor-core instruction, which relies on them."""
+    layouts = dict(re.findall(r"^(#\w+) = #ttg\.blocked<\{(.*)\}>", code, re.MULTILINE))
+    lines = [line for line in code.splitlines() if "elementwise_inline_asm" in line and "mma.sync" in line]
+    return sorted({layouts[name] for line in lines for name in re.findall(r"(#blocked\w*)>", line)})
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:

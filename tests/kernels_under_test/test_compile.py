@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernels_under_test import triton_portable
+from kernels_under_test.triton_portable.experts_dot import LAYOUT
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 # Kernels whose products are on tensor cores where the rows are many.
@@ -51,6 +52,14 @@ def test_every_kernel_that_the_tables_name_compiles(compiled):
 @pytest.mark.stress
 def test_nothing_spills(compiled):
     assert {c["kernel"]: c for c in compiled if c["stack"]} == {}
+
+
+@pytest.mark.stress
+def test_operands_of_assembled_products_lie_where_it_takes_them_from(compiled):
+    found = [c for c in compiled if c["assembled"]]
+    assert {c["kernel"] for c in found} == {"up_kernel", "down_kernel"}
+    for c in found:
+        assert c["assembled"] == [LAYOUT.format(warps=c["num_warps"])]
 
 
 @pytest.mark.stress

@@ -48,17 +48,20 @@ def grouped(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor
     (rows, slots), pairs = ids.shape, ids.numel()
     units = min(pairs, experts + pairs // UNIT)
     x = torch.zeros(rows, 32, dtype=torch.uint8, device=device())
-    latent = torch.empty(rows, 32, dtype=torch.bfloat16, device=device())
+    latent = torch.empty(rows, 32, dtype=torch.float16, device=device())
+    factors = torch.empty(rows, 1, dtype=torch.float32, device=device())
     sizes = (pairs, pairs, units, units * UNIT)
     by_expert, place, expert, members = (
         torch.full((n,), 99, dtype=torch.int32, device=device()) for n in sizes
     )
     prepare_kernel[(rows + -(-pairs // 16),)](
-        x.view(torch.int16), x, latent, ids, by_expert, place, 16, 32, ids.stride(0), 16, slots, pairs,
-        rows, 1, BLOCK=16, RANKED=16, CHUNK=16,
+        x, x, latent, factors, ids, by_expert, place, 32, 32, ids.stride(0), 1, slots, pairs,
+        rows, 1, BLOCKS=1, RANKED=16, CHUNK=16, PDL=False,
     )  # fmt: skip
     size = max(16, 1 << (pairs - 1).bit_length())
-    group_kernel[(1,)](ids, by_expert, place, expert, members, ids.stride(0), slots, pairs, units, PAIRS=size)
+    group_kernel[(1,)](
+        ids, by_expert, place, expert, members, ids.stride(0), slots, pairs, units, PAIRS=size, PDL=False
+    )  # fmt: skip
     return expert.cpu(), members.cpu().reshape(units, UNIT)
 
 
@@ -114,7 +117,7 @@ def test_the_sum_runs_over_the_slots_in_order_and_has_no_negative_zero():
 
 
 def test_dispatch_is_by_pairs_to_four_rows_and_by_units_above():
-    assert [dispatch(batch).kernel for batch in (1, 4, 5, 64, 999)] == ["pairs"] * 2 + ["units"] * 3
+    assert [dispatch(batch).unit for batch in (1, 4, 5, 64, 999)] == ["pair"] * 2 + ["expert"] * 3
     assert all(dispatch(most) is tactic for most, tactic in TACTICS.items())
     assert list(TACTICS) == sorted(TACTICS)
 
@@ -125,7 +128,7 @@ def test_what_is_not_served_is_refused_before_launch():
     a = arguments(1)
     memory = torch.zeros(200, dtype=torch.uint8, device=device())
     odd = dataclasses.replace(a, x=memory[1:65][None])
-    with pytest.raises(UserError, match="even addresses"):
+    with pytest.raises(UserError, match="rows of x must start on multiples of 4 bytes"):
         experts(odd)
     a.live = 48
     with pytest.raises(UserError, match="whole blocks of 32; they are 64 and 48"):

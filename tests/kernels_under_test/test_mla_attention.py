@@ -1,5 +1,7 @@
 """The latent attention kernels where every bit is known: equal weights, a power of two of integer keys."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -112,11 +114,13 @@ def test_the_table_names_what_is_launched(rows):
 
 
 def test_splits_follow_from_batch_and_context_alone():
-    assert splits_of(1, 32768, 32) == module.MOST_SPLITS
-    assert splits_of(16, 32768, 32) == 8
-    assert splits_of(66, 32768, 32) == 2
-    assert splits_of(500, 32768, 32) == 1
-    assert splits_of(1, 40, 32) == 2
+    tile = module.Tile(16, 32, 512, warps=4, stages=2)
+    assert splits_of(1, 32768, tile) == module.MOST_SPLITS
+    assert splits_of(16, 32768, tile) == 8
+    assert splits_of(66, 32768, tile) == 2
+    assert splits_of(500, 32768, tile) == 1
+    assert splits_of(1, 40, tile) == 2
+    assert splits_of(64, 32768, dataclasses.replace(tile, resident=2)) == 4
     assert [tile_of(rows).rows for rows in (6, 12, 16, 17, 96)] == [16, 16, 16, 32, 32]
 
 

@@ -98,11 +98,13 @@ def _measured(options: argparse.Namespace, bandwidth: float) -> Iterator[tuple[S
     for ranks in options.ranks or RANKS:
         for count in options.rows or ROWS:
             setting = Setting(ranks, count, options.context or CONTEXT)
-            pairs = [p for p in subject.pairs(setting) if not options.op or p.name in options.op]
-            if not pairs:
-                names = ", ".join(p.name for p in subject.pairs(setting))
-                raise UserError(f"nothing to time under --op {' '.join(options.op)}; known: {names}")
-            yield setting, list(measured(pairs, setting, bandwidth))
+            known = subject.names(setting)
+            names = [name for name in known if not options.op or name in options.op]
+            if not names:
+                raise UserError(
+                    f"nothing to time under --op {' '.join(options.op)}; known: {', '.join(known)}"
+                )
+            yield setting, list(measured(SUBJECT, names, setting, bandwidth))
 
 
 def _table(setting: Setting, rows: list[Row]) -> Table:

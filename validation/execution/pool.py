@@ -62,8 +62,10 @@ def run_isolated(
 
 
 def _slots(device: str, tasks: int) -> int:
-    """Workers at a time: two on a CPU with two cores, one on a GPU."""
-    return 1 if device == "cuda" else max(1, min(2, os.cpu_count() or 1, tasks))
+    """Workers at a time: two on a CPU with two cores; on a GPU one for every two cores, which compile, up to
+    six, which share its memory."""
+    cores = os.cpu_count() or 1
+    return max(1, min(6, cores // 2, tasks) if device == "cuda" else min(2, cores, tasks))
 
 
 @dataclass

@@ -10,11 +10,10 @@ import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-import torch
+from validation.timing.subject import Setting, Timed
+from validation.timing.worker import timed
 
-from validation.dispatch.launches import device_kernels
-from validation.timing.replay import Time, instances, replayed
-from validation.timing.subject import Pair, Setting, Timed
+SIDES = ("specialized", "stock")
 
 
 @dataclass
@@ -50,27 +49,37 @@ class Row:
         return self.stock.seconds / self.specialized.seconds
 
 
-def measured(pairs: Sequence[Pair], setting: Setting, bandwidth: float) -> Iterator[Row]:
-    """One row a pair, in order. An arm that raises leaves its error in the row; the other is still timed."""
-    for pair in pairs:
-        row = Row(pair.name, **asdict(setting), specialized=None, stock=None)
-        for side in ("specialized", "stock"):
-            try:
-                setattr(row, side, _arm(getattr(pair, side), bandwidth))
-            except Exception as error:  # one arm's failure must not cost the others' figures
-                text = " ".join(str(error).split())[:200]
-                row.error = f"{row.error} {side}: {type(error).__name__}: {text}".strip()
-        yield row
+def measured(subject: str, names: Sequence[str], setting: Setting, bandwidth: float) -> Iterator[Row]:
+    """One row a name, in order. An arm that raises, or ends its process, leaves its error in the row; all
+    others are still timed."""
+    row = None
+    tasks = [(name, side) for name in names for side in SIDES]
+    for name, side, arm, error in timed(subject, setting, bandwidth, tasks):
+        if row is None:
+            row = Row(name, **asdict(setting), specialized=None, stock=None)
+        if arm is not None:
+            setattr(row, side, Arm(**arm))
+        if error:
+            row.error = f"{row.error} {side}: {error}".strip()
+        if side == SIDES[-1]:
+            yield row
+            row = None
 
 
-def _arm(timed: Timed, bandwidth: float) -> Arm:
-    calls = [timed.make() for _ in range(instances(timed.bytes))]
+def time_arm(what: Timed, bandwidth: float) -> Arm:
+    """Figures of one arm; needs a GPU."""
+    import torch
+
+    from validation.dispatch.launches import device_kernels
+    from validation.timing.replay import instances, replayed
+
+    calls = [what.make() for _ in range(instances(what.bytes))]
     calls[0]()
     torch.cuda.synchronize()
     kernels = [name for name in device_kernels(calls[0]) if not name.startswith(("Memcpy", "Memset"))]
-    time: Time = replayed(calls)
+    time = replayed(calls)
     del calls
     gc.collect()
     torch.cuda.empty_cache()
-    share = timed.bytes / time.seconds / bandwidth
-    return Arm(timed.uses, time.seconds, time.low, time.high, timed.bytes, share, kernels)
+    share = what.bytes / time.seconds / bandwidth
+    return Arm(what.uses, time.seconds, time.low, time.high, what.bytes, share, kernels)

@@ -28,11 +28,10 @@ def test_a_kda_layer_runs_from_the_stream_to_the_next_boundary() -> None:
     stream = weights.Stream.draw(1)
     before = stream.prefix.clone()
     steps = specialised.kda_attention(shapes.RANK_SHAPES[16], 1, stream, 7)
-    names = ["prefetch", "attn_res", "projection", "prefetch", "kda_decode", "oproj"]
-    assert [step.name for step in steps] == names
+    assert [step.name for step in steps] == ["attn_res", "projection", "kda_decode", "oproj"]
     for step in steps:
         step.call()
-        assert (step.moved() > 0) is (step.name != "prefetch")
+        assert step.moved() > 0
     assert not torch.equal(stream.prefix, before), "two sub-layers were added to the prefix"
     assert bool(stream.prefix.isfinite().all())
 
@@ -40,9 +39,8 @@ def test_a_kda_layer_runs_from_the_stream_to_the_next_boundary() -> None:
 def test_a_moe_layer_routes_by_its_own_logits_and_ends_in_its_columns() -> None:
     narrow = dataclasses.replace(shapes.RANK_SHAPES[8], shared=64, expert=64, expert_stored=64)
     steps = {step.name: step for step in specialised.moe(narrow, 1)}
-    assert list(steps) == ["shared_expert", "moe_front", "prefetch", "route", "experts", "moe_tail"]
+    assert list(steps) == ["shared_expert", "moe_front", "route", "experts", "moe_tail"]
     assert steps["shared_expert"].stream == steps["moe_tail"].join == "shared"
-    assert steps["prefetch"].stream == "prefetch"
     for step in steps.values():
         step.call()
 
@@ -60,9 +58,3 @@ def test_a_rank_of_the_stock_path_holds_all_of_what_ranks_share() -> None:
     whole, shared = (weights.Moe(shapes.RANK_SHAPES[8], share) for share in (1, 8))
     assert shared.down.shape[0] * 8 == whole.down.shape[0]
     assert shared.up.shape[0] * 8 == whole.up.shape[0]
-
-
-def test_many_rows_prefetch_nothing() -> None:
-    few, many = (specialised.moe(shapes.RANK_SHAPES[8], rows) for rows in (8, 9))
-    assert "prefetch" in {step.name for step in few}
-    assert "prefetch" not in {step.name for step in many}

@@ -3,37 +3,69 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from validation.commands import timing
 from validation.errors import UserError
-from validation.timing import measure
+from validation.timing import measure, worker
 from validation.timing.measure import Arm, Row, measured
-from validation.timing.subject import Pair, Setting, Timed
-
-
-def timed(arm: str, moved: int = 10) -> Timed:
-    return Timed("op", arm, moved, "library", lambda: lambda: None)
+from validation.timing.subject import Setting
 
 
 def figures(microseconds: float) -> Arm:
     return Arm("library", microseconds / 1e6, 0.0, 0.0, 10, 0.5, ["kernel"])
 
 
-def test_one_arm_that_raises_leaves_the_other_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def arm(what: Timed, bandwidth: float) -> Arm:
-        if what.arm == "stock":
-            raise RuntimeError("no such\nkernel")
-        return figures(2)
+SUBJECT = r"""
+import os, sys, time
+from validation.timing import measure
+from validation.timing.subject import Pair, Timed
 
-    monkeypatch.setattr(measure, "_arm", arm)
-    pair = Pair("op", timed("specialized"), timed("stock"))
-    (row,) = measured([pair], Setting(8, 1, 64), 1e12)
-    assert row.specialized is not None
-    assert row.stock is None
-    assert row.error == "stock: RuntimeError: no such kernel"
-    assert math.isnan(row.ratio)
+def time_arm(what, bandwidth):
+    print("noise of a kernel")
+    if what.name == "raises" and what.arm == "stock":
+        raise RuntimeError("no such\nkernel")
+    if what.name == "dies" and what.arm == "specialized":
+        os._exit(5)
+    if what.name == "hangs" and what.arm == "stock":
+        time.sleep(600)
+    return measure.Arm("library", 2e-6 if what.arm == "specialized" else 5e-6, 0.0, 0.0, 10, 0.5, ["kernel"])
+
+measure.time_arm = time_arm
+
+def pairs(setting):
+    return [
+        Pair(name, *(Timed(name, arm, 10, "library", lambda: lambda: None) for arm in measure.SIDES))
+        for name in ("raises", "dies", "hangs", "fine")
+    ]
+"""
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Row]:
+    (tmp_path / "toy_subject.py").write_text(SUBJECT)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")
+    monkeypatch.setattr(measure, "timed", partial(worker.timed, limit=20.0))
+    names = ["raises", "dies", "hangs", "fine"]
+    return {row.name: row for row in measured("toy_subject", names, Setting(8, 1, 64), 1e12)}
+
+
+@pytest.mark.stress
+def test_what_one_arm_does_leaves_all_others_their_figures(rows: dict[str, Row]) -> None:
+    assert {name: row.error for name, row in rows.items()} == {
+        "raises": "stock: RuntimeError: no such kernel",
+        "dies": "specialized: its process ended with status 5",
+        "hangs": "stock: no answer within the time limit",
+        "fine": "",
+    }
+    assert rows["raises"].specialized == figures(2)
+    assert rows["dies"].stock == figures(5)
+    assert rows["hangs"].specialized == figures(2)
+    assert rows["fine"].ratio == pytest.approx(2.5)
+    assert math.isnan(rows["dies"].ratio)
 
 
 def test_the_ratio_is_stock_over_specialised() -> None:
