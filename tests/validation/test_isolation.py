@@ -112,6 +112,26 @@ def test_a_long_message_is_cut(tmp_path: Path) -> None:
     assert len(cases[1]["findings"][0]["message"]) < 400
 
 
+def test_what_lacked_memory_beside_others_is_tried_again_alone(tmp_path: Path) -> None:
+    body = """
+    if a.seed == 2:
+        if not os.path.exists("tried"):
+            open("tried", "w").write(str(os.getpid()))
+            raise MemoryError("no room")
+        while any(alive(pid) for pid in pids()):
+            raise MemoryError("still not alone")
+    open(f"pid-{os.getpid()}", "w")
+    """
+    helpers = """
+    import glob
+    pids = lambda: [int(name[4:]) for name in glob.glob("pid-*") if int(name[4:]) != os.getpid()]
+    alive = lambda pid: os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]
+    """
+    status, cases, _ = results(tmp_path, plugin(tmp_path, helpers + body))
+    assert (tmp_path / "tried").exists()
+    assert (status, [cases[seed]["verdict"] for seed in (1, 2, 3)]) == (0, ["pass"] * 3)
+
+
 def test_lack_of_memory_is_an_error_and_no_finding(tmp_path: Path) -> None:
     status, cases, _ = results(tmp_path, plugin(tmp_path, "if a.seed == 2: raise MemoryError('no room')"))
     assert (status, cases[2]["verdict"], cases[2]["findings"]) == (3, "error", [])

@@ -51,11 +51,15 @@ def positive_zeros(x: Value) -> Value:
 
 
 def chance(shards: Value, dim: int) -> Tensor:
-    """Upper estimate of the probability that any rank's shard is not the predicted BF16 value."""
-    if shards.jump_variance is None:
+    """Upper estimate of the probability that any rank's shard is not the predicted BF16 value: certain where
+    a shard's noise covers several of them, so that none is predicted."""
+    if shards.variance is None:
         return torch.zeros_like(shards.mean.sum(dim))
+    smeared = (shards.variance.expand(shards.shape) > 0).any(dim).double()
+    if shards.jump_variance is None:
+        return smeared
     spacing = BF16.spacing(shards.mean)
-    return (shards.jump_variance / (spacing * spacing)).sum(dim).clamp(max=1.0)
+    return ((shards.jump_variance / (spacing * spacing)).sum(dim) + smeared).clamp(max=1.0)
 
 
 def rounded_rarely(ar: Arithmetic, x: Value, site: str, rarely: Tensor) -> Value:

@@ -45,7 +45,23 @@ def run_isolated(
     """
     folder.mkdir(parents=True, exist_ok=True)
     queue = Queue(tasks)
-    slots = [Slot(i, settings, share, queue, folder) for i in range(_slots(settings.device, len(tasks)))]
+    together = _slots(settings.device, len(tasks))
+    try:
+        yield from _served(queue, [Slot(i, settings, share, queue, folder) for i in range(together)])
+        if queue.alone:
+            # Now that all others have ended: what did not fit beside them.
+            rest = Queue(queue.alone)
+            yield from _served(rest, [Slot(together, settings, share, rest, folder)])
+    finally:
+        for log in folder.glob("*.log"):
+            if not log.stat().st_size:
+                log.unlink()
+
+
+def _served(queue: Queue, slots: list[Slot]) -> Generator[Outcome | None, None, None]:
+    """Serve a queue to its end. A case that lacked memory is put aside while there is more than one slot."""
+    for slot in slots:
+        slot.shares_memory = len(slots) > 1
     try:
         while any([slot.advance() for slot in slots]):  # noqa: C419 - every slot must advance
             yield from queue.taken()  # before waiting
@@ -56,9 +72,6 @@ def run_isolated(
     finally:
         for slot in slots:
             slot.close()
-        for log in folder.glob("*.log"):
-            if not log.stat().st_size:
-                log.unlink()
 
 
 def _slots(device: str, tasks: int) -> int:
@@ -70,9 +83,11 @@ def _slots(device: str, tasks: int) -> int:
 
 @dataclass
 class Queue:
-    """Tasks that wait, by provider, and results that have come."""
+    """Tasks that wait, by provider, and results that have come; ``alone``: tasks that must wait for the end
+    of all others."""
 
     tasks: Sequence[Task]
+    alone: list[Task] = field(default_factory=list)
     waiting: dict[str, deque[Task]] = field(default_factory=lambda: defaultdict(deque))
     results: list[Outcome] = field(default_factory=list)
     lost: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -143,6 +158,7 @@ class Slot:
         self.ready = False
         self.failed_starts = 0
         self.deadline = 0.0
+        self.shares_memory = False
 
     def advance(self) -> bool:
         """Take what has arrived, then give the worker work. False when nothing is left to do."""
@@ -181,6 +197,11 @@ class Slot:
     def _answered(self, worker: Worker, reply: Reply) -> None:
         worker.served += 1
         result = reply.result
+        if self.task and self.shares_memory and lacked_memory(result):
+            self.queue.alone.append(self.task)
+            self.task = self.suspect = None
+            self.close()
+            return
         if self.suspect and self.suspect.outside:
             result.note = result.note or f"run again after {self.suspect.message}"
         elif self.suspect:
@@ -270,6 +291,13 @@ class Slot:
         worker.calling = False
         self.deadline = time.monotonic() + self.limit
         worker.send(Request(task.case.line(), self.share, self.settings.mode, task.controls))
+
+
+def lacked_memory(result: CaseResult) -> bool:
+    """Whether a case ended for want of memory, the provider's, the reference's or the arena's."""
+    return result.verdict == "error" and any(
+        word in result.note for word in ("out of memory", "OutOfMemoryError", "MemoryError")
+    )
 
 
 def _blank(task: Task, verdict: str, note: str) -> CaseResult:

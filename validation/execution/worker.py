@@ -184,7 +184,22 @@ def answer(
         spoiled = _cuda_spoiled(setup.device)
         result.note = f"Lockstep itself failed: {describe(error)} ({place(error)})"
     result.seconds = result.seconds or time.monotonic() - began
+    if setup.device == "cuda" and not spoiled:
+        _give_memory_back()
     return Reply(result, spoiled)
+
+
+# Bytes of a GPU that a worker may keep from other workers between cases.
+KEPT = 1 << 30
+
+
+def _give_memory_back() -> None:
+    """What PyTorch keeps of a large case would be missing in other workers."""
+    import torch
+
+    with contextlib.suppress(Exception):
+        if torch.cuda.memory_reserved() > KEPT:
+            torch.cuda.empty_cache()
 
 
 def _blame(result: CaseResult, raised: ProviderRaised) -> None:

@@ -169,11 +169,20 @@ class Arithmetic:
 
     def exp(self, x: Value) -> Value:
         mean = torch.exp(x.mean)
-        return self._function("exp", x, mean, lambda: mean)
+        return self._flushed(self._function("exp", x, mean, lambda: mean))
 
     def exp2(self, x: Value) -> Value:
         mean = torch.exp2(x.mean)
-        return self._function("exp2", x, mean, lambda: mean * math.log(2))
+        return self._flushed(self._function("exp2", x, mean, lambda: mean * math.log(2)))
+
+    def _flushed(self, x: Value) -> Value:
+        """``x`` where backends may give 0 for what is below FP32's smallest normal number (``ex2.approx.ftz``
+        does): as uncertain there as it is large."""
+        if not self.noisy or x.variance is None:
+            return x
+        below = x.mean.abs() < 2.0**FP32.emin
+        lost = torch.where(below, x.mean * x.mean, torch.zeros_like(x.mean))
+        return Value(self, x.mean, accumulate(x.variance, lost), x.jump_variance, x.jump, x.bits)
 
     def log2(self, x: Value) -> Value:
         mean = torch.log2(x.mean)
@@ -181,12 +190,15 @@ class Arithmetic:
 
     def tanh(self, x: Value) -> Value:
         """tanh(x) by a library function, or ("exponential") as 1 - 2 / (exp(2 |x|) + 1) with the sign of x,
-        which loses relative accuracy near 0: the last difference is of numbers near 1."""
+        which loses relative accuracy near 0: the last difference is of numbers near 1. Its rounding is the
+        same for equal arguments, and known where the quotient is far better known than the difference's
+        grid: near 1, where 1 + tanh(x) may be all that is left."""
         mean = torch.tanh(x.mean)
+        exponential = self.algebra("tanh", "library") == "exponential"
         if not self.noisy:
-            return Value(self, mean)
+            return Value(self, FP32.round(mean) if exponential and self.rounds else mean)
         slope = 1 - mean * mean
-        if self.algebra("tanh", "library") == "library":
+        if not exponential:
             return self._function("tanh", x, mean, lambda: slope)
         part = 1 - mean.abs()  # 2 / (exp(2 |x|) + 1)
         exp, divide = self._functions["exp"], self._functions["divide"]
@@ -199,7 +211,7 @@ class Arithmetic:
         ulp = FP32.spacing(part)
         carried = self.through(x, mean, slope)
         carried.variance = accumulate(carried.variance, ulp * ulp * in_ulps)
-        return self._rounded32(mean, carried)
+        return self._conditionally_rounded(carried, FP32)
 
     def rsqrt(self, x: Value) -> Value:
         mean = torch.rsqrt(x.mean)

@@ -86,7 +86,7 @@ def _rows(g: Generator, regime: str, rows: int, width: int, chosen: Tensor) -> T
         x[:, width // 2 : width // 2 * 2] = x[:, : width // 2]
     if regime == "one_hot":
         x = torch.zeros(rows, width)
-        x[torch.arange(rows), torch.randperm(width, generator=g)[:rows]] = 1.5
+        x[torch.arange(rows), torch.randperm(width, generator=g)[:rows]] = 4.0  # products are exact
     if regime == "zero_row":
         x[chosen[0]] = 0
     if regime == "nan_row":
