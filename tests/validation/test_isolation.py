@@ -125,7 +125,8 @@ def test_what_lacked_memory_beside_others_is_tried_again_alone(tmp_path: Path) -
     helpers = """
     import glob
     pids = lambda: [int(name[4:]) for name in glob.glob("pid-*") if int(name[4:]) != os.getpid()]
-    alive = lambda pid: os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]
+    state = lambda pid: open(f"/proc/{pid}/stat").read().split()[2]
+    alive = lambda pid: os.path.exists(f"/proc/{pid}") and state(pid) != "Z"
     """
     status, cases, _ = results(tmp_path, plugin(tmp_path, helpers + body))
     assert (tmp_path / "tried").exists()
