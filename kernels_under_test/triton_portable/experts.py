@@ -89,7 +89,7 @@ def reason(rows: int, slots: int, width: int, live: int) -> str | None:
 def experts(a: ExpertsArguments) -> None:
     """out[B, L] (and rows[B, slot, L]) of MXFP8 x[B, L] through the experts ``ids[B, slot]``; see
     ``ExpertsArguments``. L and the live hidden columns are multiples of 32. Rows and experts may lie apart,
-    rows of ``x`` by whole words, of weights by whole blocks.
+    rows of weights by multiples of 16 bytes.
     """
     batch, slots = a.ids.shape
     width = a.out.shape[1]
@@ -110,11 +110,11 @@ def experts(a: ExpertsArguments) -> None:
 
 
 def _need_aligned_rows(a: ExpertsArguments) -> None:
-    """Raise UserError unless rows of the activation start on words, and of the weights on blocks."""
-    for name, tensor, size in (("x", a.x, 4), ("w13", a.w13, 16), ("w2", a.w2, 16)):
-        if tensor.data_ptr() % size or any(stride % size for stride in tensor.stride()[:-1]):
+    """Raise UserError unless every row of the weights starts where a block of 16 bytes can be read."""
+    for name, tensor in (("w13", a.w13), ("w2", a.w2)):
+        if tensor.data_ptr() % 16 or any(stride % 16 for stride in tensor.stride()[:-1]):
             raise UserError(
-                f"rows of {name} must start on multiples of {size} bytes; its strides are {tensor.stride()}"
+                f"rows of {name} must start on multiples of 16 bytes; its strides are {tensor.stride()}"
             )
 
 

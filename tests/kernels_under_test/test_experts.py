@@ -126,9 +126,9 @@ def test_what_is_not_served_is_refused_before_launch():
     assert "whole blocks of 32; they are 48 and 64" in reason(1, 2, 48, 64)
     assert "there are 129 x 16" in reason(129, 16, 64, 64)
     a = arguments(1)
-    memory = torch.zeros(200, dtype=torch.uint8, device=device())
-    odd = dataclasses.replace(a, x=memory[1:65][None])
-    with pytest.raises(UserError, match="rows of x must start on multiples of 4 bytes"):
+    memory = torch.zeros(a.w2.numel() + 8, dtype=torch.uint8, device=device())
+    odd = dataclasses.replace(a, w2=memory[8:].view(a.w2.shape))
+    with pytest.raises(UserError, match="rows of w2 must start on multiples of 16 bytes"):
         experts(odd)
     a.live = 48
     with pytest.raises(UserError, match="whole blocks of 32; they are 64 and 48"):
