@@ -106,7 +106,9 @@ def _stage_keys(config: Config, b: Batch, i: int, request: Request) -> None:
             place = owned(positions, rank, config.ranks, INTERLEAVE)
             total = owned(total, rank, config.ranks, INTERLEAVE)
         if int(total) > len(pages) * config.page:
-            raise UserError(f"a request of {int(total)} tokens does not fit {len(pages)} pages of {config.page}")
+            raise UserError(
+                f"a request of {int(total)} tokens does not fit {len(pages)} pages of {config.page}"
+            )
         b.lengths[rank, i] = int(total)
         rows = pages[(place // config.page).clamp(max=len(pages) - 1)] * config.page + place % config.page
         b.kv_slot[rank, i * b.tokens : (i + 1) * b.tokens] = torch.where(mine, rows, -1)

@@ -1,14 +1,14 @@
 """Sizes of Kimi K3, real and scaled down (section 1 and 7.1 of the subject's specification).
 
-Catches: sizes that no step can be built from (``check``). Cannot catch: a deployment that the specialised path
-refuses; that is ``validation.dispatch``.
+Catches: sizes that no step can be built from (``check``). Cannot catch: a deployment that the specialised
+path refuses; that is ``validation.dispatch``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from validation.contracts.mla.attention_arguments import LATENT, QK_HEAD, WIDTH
 from validation.errors import UserError
@@ -58,7 +58,7 @@ class Config:
     aux: tuple[int, ...] = ()
     eps: float = 1e-5
     lower_bound: float = -5.0
-    conv_taps: int = field(default=3)
+    conv_taps: int = 3
 
     def __post_init__(self) -> None:
         self.check()
@@ -130,7 +130,11 @@ class Config:
             ("padded_vocabulary", self.padded_vocabulary),
         ):
             _need(total % self.ranks == 0, f"{what}={total} is not divisible by ranks={self.ranks}")
-        for what, size in (("latent", self.latent), ("live_moe", self.live_moe), ("stored_moe", self.stored_moe)):
+        for what, size in (
+            ("latent", self.latent),
+            ("live_moe", self.live_moe),
+            ("stored_moe", self.stored_moe),
+        ):
             _need(size % MX_BLOCK == 0, f"{what}={size} is not a multiple of {MX_BLOCK}, the MX block")
         _need(self.live_moe <= self.stored_moe, f"stored_moe={self.stored_moe} is below {self.live_moe}")
         _need(self.kv_rank == LATENT, f"kv_rank={self.kv_rank}: the attention contract has {LATENT}")

@@ -40,7 +40,9 @@ class State:
 
     def clone(self) -> State:
         """A copy with the same strides."""
-        copies = [{layer: t.clone() for layer, t in part.items()} for part in (self.conv, self.recurrent, self.kv)]
+        copies = [
+            {layer: t.clone() for layer, t in part.items()} for part in (self.conv, self.recurrent, self.kv)
+        ]
         return State(self.config, *copies)
 
     def copy_(self, other: State) -> None:
