@@ -21,6 +21,7 @@ from validation.contracts import contract_named
 from validation.contracts.contract import Contract, tensor_specs
 from validation.judge import assess, observe, predict
 from validation.numerics.scores import Statistic
+from validation.report.schema import SUMS, ratio
 from validation.step.executor import Executor
 from validation.subjects.kimi_k3.operation import Binding, Operation, Program
 from validation.subjects.kimi_k3.state import raw
@@ -42,11 +43,14 @@ class Judged:
         return any(statistic.failed for _, statistic in self.statistics)
 
     def worst(self) -> tuple[str, Statistic]:
-        """The statistic that says most: one that failed and names elements, else the largest ratio."""
-        return max(
-            self.statistics,
-            key=lambda s: (s[1].failed, s[1].where is not None, s[1].value / (s[1].limit or 1e-300)),
-        )
+        """The statistic that says most: one that failed, names elements and is no sum over many, else the
+        largest ratio."""
+
+        def telling(pair: tuple[str, Statistic]) -> tuple[bool, bool, bool, float]:
+            s = pair[1]
+            return s.failed, s.where is not None, s.name not in SUMS, ratio(*s.surplus)
+
+        return max(self.statistics, key=telling)
 
 
 def judged_step(
@@ -74,7 +78,10 @@ def judged_operation(operation: Operation, a: Any, executor: Executor, share: fl
     """Run one operation in place and compare it with its contract."""
     clean = snapshot(a)
     executor.run(operation, a)
-    return compared(operation, clean, a, executor.profile, share)
+    judged = compared(operation, clean, a, executor.profile, share)
+    if judged.failed:
+        judged.outcome = snapshot(a)  # its buffers are written again by the operations that follow
+    return judged
 
 
 def compared(operation: Operation, clean: Any, outcome: Any, profile: str, share: float) -> Judged:
@@ -125,10 +132,14 @@ def differing(before: Tensor, after: Tensor) -> Tensor:
     return changed.reshape(*before.shape, size).any(-1) if size > 1 else changed.reshape(before.shape)
 
 
-def axes_of(contract: Contract, name: str) -> tuple[str, ...]:
-    """Axis words of an output, or of a field."""
-    outputs = {output.name: output.axes for output in contract.outputs}
-    return outputs.get(name) or tensor_specs(contract.arguments)[name].axes
+MEMORY = ("input_changed", "untouched_changed")
+
+
+def axes_of(contract: Contract, name: str, statistic: str) -> tuple[str, ...]:
+    """Axis words of an output, or of a field whose memory was checked."""
+    if statistic in MEMORY:
+        return tensor_specs(contract.arguments)[name].axes
+    return next(output.axes for output in contract.outputs if output.name == name)
 
 
 def first_element(mask: Tensor, axes: tuple[str, ...]) -> str:

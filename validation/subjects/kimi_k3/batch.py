@@ -82,6 +82,9 @@ def batch_of(
         wanted=torch.arange(len(requests) * q),
         tokens=q,
     )
+    # Padding rows differ from each other: equal rows have equal rounding errors, and sums over rows take
+    # errors for independent.
+    b.ids[len(requests) * q :] = (7 * torch.arange((count - len(requests)) * q) + 3) % config.vocabulary
     b.wanted = torch.cat([b.wanted, torch.zeros(count * q - len(b.wanted), dtype=torch.int64)])
     for i, (request, row) in enumerate(zip(requests, ids, strict=True)):
         b.ids[i * q : (i + 1) * q] = torch.tensor(row)

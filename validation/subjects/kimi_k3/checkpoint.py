@@ -7,6 +7,7 @@ Cannot catch: a right shape with wrong numbers in it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from validation.errors import Unavailable, UserError
 from validation.subjects.kimi_k3.config import Config
@@ -52,7 +53,7 @@ def check_weights(weights: Weights, config: Config, where: str) -> None:
         raise UserError(f"{where} does not fit this configuration: {'; '.join(troubles[:_SHOWN])}{more}")
 
 
-def _safetensors():  # type: ignore[no-untyped-def]
+def _safetensors() -> Any:
     try:
         import safetensors.torch as file
     except ModuleNotFoundError:
