@@ -27,11 +27,13 @@ Run = Callable[[Operation, Any], None]
 
 @dataclass(frozen=True)
 class Executor:
-    """``run(operation, arguments)`` carries one operation out in place; ``profile`` says where it rounds."""
+    """``run(operation, arguments)`` carries one operation out in place; ``profile`` says where it rounds.
+    ``launching``: operations that must launch Triton kernels, so that a silent fallback shows."""
 
     name: str
     profile: str
     run: Run
+    launching: frozenset[str] = frozenset()
 
     def step(self, program: Program, binding: Binding) -> None:
         """All operations of a step, in order."""
@@ -57,14 +59,16 @@ def provider(name: str) -> Executor:
     profiles = {implementation(op, name).profile for op in STEP_OPERATIONS}
     if len(profiles) != 1:
         raise UserError(f"provider '{name}' declares {', '.join(sorted(profiles))}; a step needs one profile")
-    functions = {op: implementation(op, name).function for op in STEP_OPERATIONS}
+    found = {op: implementation(op, name) for op in STEP_OPERATIONS}
+    functions = {op: one.function for op, one in found.items()}
+    launching = frozenset(op for op, one in found.items() if one.kernels is not None)
 
     def run(operation: Operation, a: Any) -> None:
         returned = functions[operation.op](a)
         if returned is not None:
             _take(a, returned)
 
-    return Executor(name, profiles.pop(), run)
+    return Executor(name, profiles.pop(), run, launching)
 
 
 def _take(a: Any, returned: Any) -> None:

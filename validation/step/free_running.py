@@ -100,7 +100,14 @@ def ensemble(like: Walk, steps: Sequence[Step], members: int = MEMBERS, seed: in
     def walk(executor: object, count: int) -> Walk:
         rows = count * tokens
         return Walk(
-            like.config, like.weights, executor, None, most=count, context=like.context, rows=rows, checks=False
+            like.config,
+            like.weights,
+            executor,
+            None,
+            most=count,
+            context=like.context,
+            rows=rows,
+            checks=False,
         )  # type: ignore[arg-type]
 
     reference = run(walk(vanilla(profile), requests), steps)
@@ -148,7 +155,7 @@ def judged(candidate: list[Reading], e: Ensemble, share: float) -> Drift:
 
 def _divergence(name: str, step: int, value: float, limit: float) -> Divergence:
     kind, _, layer = name.partition(" of layer ")
-    message = f"{kind} is {value:.3g} from the vanilla path after step {step}, honest variants stay below {limit:.3g}"
+    message = f"{kind} {value:.3g} from vanilla after step {step}; honest variants stay below {limit:.3g}"
     number = int(layer) if layer else -1
     return Divergence(step, number, "free_running", -1, kind, "excess", value, limit, "", "", message)
 

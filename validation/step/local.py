@@ -19,6 +19,7 @@ from torch import Tensor
 
 from validation.contracts import contract_named
 from validation.contracts.contract import Contract, tensor_specs
+from validation.dispatch.launches import recorded
 from validation.judge import assess, observe, predict
 from validation.numerics.scores import Statistic
 from validation.report.schema import SUMS, ratio
@@ -77,8 +78,12 @@ def judged_step(
 def judged_operation(operation: Operation, a: Any, executor: Executor, share: float) -> Judged:
     """Run one operation in place and compare it with its contract."""
     clean = snapshot(a)
-    executor.run(operation, a)
+    with recorded() as launched:
+        executor.run(operation, a)
     judged = compared(operation, clean, a, executor.profile, share)
+    if operation.op in executor.launching:
+        silent = "no kernel was launched: a fallback ran" if not launched else ""
+        judged.statistics.append(("", Statistic("dispatch", float(not launched), 0.0, silent)))
     if judged.failed:
         judged.outcome = snapshot(a)  # its buffers are written again by the operations that follow
     return judged
