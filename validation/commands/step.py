@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from validation.report.schema import CaseResult, Document
     from validation.step.items import Item
     from validation.step.session import Session
+    from validation.subjects.kimi_k3.config import Config
+    from validation.subjects.kimi_k3.weights import Weights
 
 DEFAULT = ("torch", "triton")
 TIERS = ("quick", "full")
@@ -147,7 +149,7 @@ def _hash(work: list[tuple[Item, str]], seed: int) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _weights(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _weights(options: argparse.Namespace) -> tuple[Config, Weights] | None:
     """Weights from a file, for the 14-layer scaled-down model."""
     if not options.weights:
         return None

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from validation.errors import UserError
 from validation.step.divergence import Divergence, of_check
-from validation.step.executor import vanilla
+from validation.step.executor import Executor, vanilla
 from validation.step.honest import honest
 from validation.step.walk import Walk
 
@@ -97,7 +97,7 @@ def ensemble(like: Walk, steps: Sequence[Step], members: int = MEMBERS, seed: in
     requests, tokens = len(steps[0].ids), max(len(s.ids[0]) for s in steps)
     profile = like.executor.profile
 
-    def walk(executor: object, count: int) -> Walk:
+    def walk(executor: Executor, count: int) -> Walk:
         rows = count * tokens
         return Walk(
             like.config,
@@ -108,7 +108,7 @@ def ensemble(like: Walk, steps: Sequence[Step], members: int = MEMBERS, seed: in
             context=like.context,
             rows=rows,
             checks=False,
-        )  # type: ignore[arg-type]
+        )
 
     reference = run(walk(vanilla(profile), requests), steps)
     variants = run(walk(honest(profile, seed), requests * members), steps, members)
@@ -187,6 +187,18 @@ def predictive_limit(squares: Tensor, share: float) -> float:
     return float(torch.exp(logs.mean() + widened * quantile * (1 + 1 / n) ** 0.5 * logs.std()))
 
 
+def normal_limit(differences: Tensor, share: float) -> float:
+    """Above this the next honest difference lies with probability ``share``, in size, if differences are
+    normal around 0; widened like ``predictive_limit``. [member]"""
+    from scipy import stats
+
+    x = differences.double()
+    n = len(x)
+    others = ((x.square().sum() - x.square()) / (n - 1)).sqrt().clamp(min=1e-30)
+    widened = max(1.0, float((x.abs() / others).max()) / float(stats.t.isf(share / 2, n - 1)))
+    return float(x.square().mean().sqrt()) * float(stats.t.isf(share / 2, n)) * widened
+
+
 def _distances(readings: list[Reading], e: Ensemble, members: int) -> dict[str, Tensor]:
     """By name: distances from vanilla [step, request], or [step, member, request] of an ensemble."""
     found: dict[str, list[Tensor]] = {}
@@ -222,9 +234,7 @@ def _disagreements(candidate: list[Reading], e: Ensemble, share: float) -> list[
             row = right.logits[tuple(place)]
             margin = float(row[a] - row[b])
             rows = variants[:, place[0], place[1]]
-            moved = ((rows[:, a] - rows[:, b]) - margin).abs()
-            moved = moved[moved > 0]
-            limit = math.sqrt(predictive_limit(moved**2, share / count)) if len(moved) > 3 else 0.0
+            limit = normal_limit((rows[:, a] - rows[:, b]) - margin, share / count)
             if margin > limit:
                 message = f"top-1 is {b}, vanilla {a} by {margin:.3g}; noise allows {limit:.3g}"
                 found.append(

@@ -19,6 +19,7 @@ from validation.step.divergence import Divergence
 from validation.step.executor import Executor, provider
 from validation.step.items import Item
 from validation.step.local import Judged
+from validation.step.rollout import Rollout
 from validation.step.scenarios import SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
 from validation.subjects.kimi_k3.config import Config
@@ -71,12 +72,23 @@ class Session:
                 controls.in_operation(tally, judged, LOCAL_SHARE)
             self.advance(f"{item.name} by {executor.name}: step {step}")
 
+        rollout = Rollout(executor.profile, LOCAL_SHARE)
         walk = Walk(
-            config, self.weights_of(config), executor, LOCAL_SHARE, Hooks(), seed=self.seed, seen=seen
+            config,
+            self.weights_of(config),
+            executor,
+            LOCAL_SHARE,
+            Hooks(),
+            rollout=rollout,
+            seed=self.seed,
+            seen=seen,
         )
         SCENARIOS[item.scenario](walk)
         controls.between_steps(tally, walk)
         result.scores = largest.scores()
+        result.scores += [
+            Score("rollout.state", n, v, float(n == "excess")) for n, v in rollout.largest.items()
+        ]
         self._counted(result, tally)
         self._report(result, walk.found)
         if walk.blamed and self.folder:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from validation.step import between
 from validation.step.divergence import Divergence, of_operation
 from validation.step.executor import Executor
 from validation.step.local import Judged, judged_step
+from validation.step.rollout import Rollout
 from validation.subjects.kimi_k3.batch import Batch, batch_of
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.operation import Binding, Program
@@ -45,7 +46,8 @@ class Hooks:
 class Walk:
     """State and requests of one executor. ``share``: of the false-alarm budget, for each operation of each
     step; None: run without judging operations (the checks between them stay). ``checks``: between steps.
-    ``stop``: raise ``Diverged`` at the first divergence."""
+    ``stop``: raise ``Diverged`` at the first divergence. ``rollout``: the reference's own recurrent state,
+    judged at every step whose operations are judged."""
 
     config: Config
     weights: Weights
@@ -59,6 +61,7 @@ class Walk:
     seen: Callable[[int, Judged], None] = lambda step, judged: None
     checks: bool = True
     stop: bool = False
+    rollout: Rollout | None = None
 
     def __post_init__(self) -> None:
         self.pool = Pool(self.config, self.most, self.context, self.seed)
@@ -77,6 +80,8 @@ class Walk:
         request = self.pool.admit(self.state)
         self.hooks.admitted(self, request)
         self._add(between.admission(self.number, self.state, request))
+        if self.rollout:
+            self.rollout.reset(request.slots)
         self.requests.append(request)
         self._remember()
         return request
@@ -109,6 +114,8 @@ class Walk:
         self.hooks.resumed(self, new)
         self._add(between.restored(self.number, saved, old, self.state, new))
         self.requests.append(new)
+        if self.rollout:
+            self.rollout.move(old.slots, new.slots)
         self._remember()
         return new
 
@@ -156,6 +163,10 @@ class Walk:
 
     def _seen(self, judged: Judged) -> None:
         self.seen(self.number, judged)
+        if self.rollout and not judged.failed:
+            rolled = self.rollout.judged(judged.operation, judged.clean, judged.outcome)
+            if rolled and rolled.failed:
+                self._add([replace(of_operation(self.number, rolled), op="rollout")])
 
     def _unchanged(self) -> None:
         if self.checks and self.shadow is not None:
