@@ -71,6 +71,20 @@ def provider(name: str) -> Executor:
     return Executor(name, profiles.pop(), run, launching)
 
 
+def alternating(one: Executor, other: Executor) -> Executor:
+    """Two executors of one profile that take turns, step by step, on the same state."""
+    if one.profile != other.profile:
+        raise UserError(f"{one.name} rounds as {one.profile}, {other.name} as {other.profile}: no turns")
+    turns = [other, one]
+
+    def run(operation: Operation, a: Any) -> None:
+        if operation.op == "embedding":
+            turns.reverse()
+        turns[0].run(operation, a)
+
+    return Executor(f"{one.name} and {other.name}", one.profile, run)
+
+
 def _take(a: Any, returned: Any) -> None:
     """Outputs that were returned instead of written."""
     names = [name for name, spec in tensor_specs(a).items() if spec.access == "write"]

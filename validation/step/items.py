@@ -17,7 +17,8 @@ SLOW = ("triton",)
 
 @dataclass(frozen=True)
 class Item:
-    """One walk: the ``scenario`` (or ``free_running`` for ``steps`` steps) on a scaled-down model."""
+    """One walk: the ``scenario`` (or ``free_running`` for ``steps`` steps) on a scaled-down model. ``turns``:
+    the vanilla step takes every other step."""
 
     name: str
     scenario: str
@@ -27,6 +28,7 @@ class Item:
     ranks: int = 2
     dcp: bool = False
     steps: int = 0
+    turns: bool = False
 
     def config(self) -> Config:
         return scaled(self.ranks, self.drafts, self.layers, self.block, self.dcp)
@@ -45,6 +47,9 @@ QUICK = (
     Item("pages", "pages"),
     Item("sharded", "plain", dcp=True),
     Item("four_ranks", "plain", ranks=4),
+    Item("acceptance", "acceptance", drafts=2),
+    Item("snapshots", "snapshots"),
+    Item("alternating", "verify", drafts=1, turns=True),
     Item("free_running", "free_running", steps=24),
 )
 QUICK_SLOW = (
@@ -57,6 +62,8 @@ FULL = (
     *QUICK[1:-1],
     Item("plain", "plain", layers=14, block=3),
     Item("wide_blocks", "plain", layers=14, block=12),
+    Item("batches", "batches"),
+    Item("long_acceptance", "acceptance", drafts=4),
     Item("eight_ranks", "plain", ranks=8),
     Item("long_verify", "verify", layers=14, block=3, drafts=7),
     Item("sharded_verify", "verify", drafts=3, dcp=True),

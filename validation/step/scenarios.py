@@ -72,14 +72,68 @@ def preempt(walk: Walk) -> None:
         walk.step(ids)
 
 
+def acceptance(walk: Walk) -> None:
+    """Verify steps in which every number of accepted tokens follows every other, for two requests at
+    different places of that sequence."""
+    walk.admit(), walk.admit()
+    q = walk.config.tokens
+    counts = every_pair(q)
+    steps = forced(walk.config, 2, len(counts), q, seed=walk.seed)
+    for number, ids in enumerate(steps):
+        walk.step(ids, [counts[number], counts[number - len(counts) // 2]])
+
+
+def every_pair(q: int) -> list[int]:
+    """A sequence of 1 .. q, closed into a ring, in which every ordered pair of neighbours occurs once (an
+    Euler tour of the complete graph with loops)."""
+    left = {a: list(range(1, q + 1)) for a in range(1, q + 1)}
+    path, tour = [1], []
+    while path:
+        if left[path[-1]]:
+            path.append(left[path[-1]].pop())
+        else:
+            tour.append(path.pop())
+    return tour[:-1]
+
+
+def batches(walk: Walk) -> None:
+    """Requests come and go so that the rows of a step pass every threshold of the kernels, up and down."""
+    counts = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 2, 1)
+    for number, count in enumerate(counts):
+        while len(walk.requests) < count:
+            walk.admit()
+        while len(walk.requests) > count:
+            walk.release(walk.requests[number % len(walk.requests)])
+        walk.step(forced(walk.config, count, 1, seed=walk.seed + number)[0])
+
+
+def snapshots(walk: Walk) -> None:
+    """A request is started from another's prefix while that one goes on, and both from its end once more."""
+    first = walk.admit()
+    tokens = forced(walk.config, 3, 6, seed=walk.seed)
+    for ids in tokens[:2]:
+        walk.step(ids[:1])
+    walk.fork(first)
+    for ids in tokens[2:4]:
+        walk.step(ids[:2])
+    walk.fork(first)
+    for ids in tokens[4:]:
+        walk.step(ids)
+
+
 SCENARIOS: dict[str, Callable[[Walk], None]] = {
     "plain": plain,
     "pages": pages,
     "verify": verify,
     "tenants": tenants,
     "preempt": preempt,
+    "acceptance": acceptance,
+    "batches": batches,
+    "snapshots": snapshots,
 }
-DRAFTS = {"verify": 2, "preempt": 1}
+DRAFTS = {"verify": 2, "preempt": 1, "acceptance": 2}
+# Most requests at a time, where that is not two.
+MOST = {"batches": 33, "snapshots": 3}
 
 
 def first_divergence(walk: Walk, scenario: str) -> Divergence | None:

@@ -16,11 +16,11 @@ from validation.report.schema import CaseResult, Finding, Score, ratio
 from validation.step import controls, free_running
 from validation.step.capture import save_capture
 from validation.step.divergence import Divergence
-from validation.step.executor import Executor, provider
+from validation.step.executor import Executor, alternating, provider, vanilla
 from validation.step.items import Item
 from validation.step.local import Judged
 from validation.step.rollout import Rollout
-from validation.step.scenarios import SCENARIOS
+from validation.step.scenarios import MOST, SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights, random_weights
@@ -50,6 +50,8 @@ class Session:
         """Walk one item with a provider."""
         began = time.perf_counter()
         executor = provider(name)
+        if item.turns:
+            executor = alternating(executor, vanilla(executor.profile))
         result = CaseResult(item.name, name, item.line(self.seed), "pass")
         if item.scenario == "free_running":
             self._free_running(item, executor, result)
@@ -80,6 +82,7 @@ class Session:
             LOCAL_SHARE,
             Hooks(),
             rollout=rollout,
+            most=MOST.get(item.scenario, 2),
             seed=self.seed,
             seen=seen,
         )
@@ -92,7 +95,7 @@ class Session:
         self._counted(result, tally)
         self._report(result, walk.found)
         if walk.blamed and self.folder:
-            path = self.folder / f"{executor.name}-{item.name}.safetensors"
+            path = self.folder / f"{result.provider}-{item.name}.safetensors"
             save_capture(path, config, walk.blamed, walk.found[0].step, executor)
             result.note = f"captured: {path}"
 

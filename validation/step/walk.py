@@ -101,8 +101,15 @@ class Walk:
 
     def resume(self, preempted: tuple[Request, State]) -> Request:
         """Give a preempted request new slots and pages with its saved state."""
-        old, saved = preempted
         self._unchanged()
+        return self._restored(*preempted)
+
+    def fork(self, request: Request) -> Request:
+        """A new request that starts from all that ``request`` has stored: a prefix snapshot."""
+        self._unchanged()
+        return self._restored(request, self.state.clone())
+
+    def _restored(self, old: Request, saved: State) -> Request:
         new = self.pool.admit(self.state)
         for mine, theirs in ((self.state.conv, saved.conv), (self.state.recurrent, saved.recurrent)):
             for layer in mine:
