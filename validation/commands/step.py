@@ -79,6 +79,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
         (item, name)
         for name in loaded.providers
         for item in items(name, options.tier, options.only, options.steps)
+        if not item.dcp or "mla_dcp" in providers.implemented_by(name)
     ]
     if not work:
         raise UserError("nothing to walk: no selected provider has one of the selected walks")

@@ -18,7 +18,7 @@ from validation.contracts import contract_named
 from validation.contracts.contract import tensor_specs
 from validation.errors import UserError
 from validation.numerics.arithmetic import Rounded
-from validation.providers import implementation, load_provider
+from validation.providers import implementation, implemented_by, load_provider
 from validation.step.store import store
 from validation.subjects.kimi_k3.operation import Binding, Operation, Program
 
@@ -56,14 +56,17 @@ def provider(name: str) -> Executor:
     """The implementations of a provider. Raises UserError if it lacks an operation of the step or declares
     several profiles."""
     load_provider(name)
-    profiles = {implementation(op, name).profile for op in STEP_OPERATIONS}
+    served = [op for op in STEP_OPERATIONS if op not in OPTIONAL or op in implemented_by(name)]
+    found = {op: implementation(op, name) for op in served}
+    profiles = {one.profile for one in found.values()}
     if len(profiles) != 1:
         raise UserError(f"provider '{name}' declares {', '.join(sorted(profiles))}; a step needs one profile")
-    found = {op: implementation(op, name) for op in STEP_OPERATIONS}
     functions = {op: one.function for op, one in found.items()}
     launching = frozenset(op for op, one in found.items() if one.kernels is not None)
 
     def run(operation: Operation, a: Any) -> None:
+        if operation.op not in functions:
+            raise UserError(f"provider '{name}' does not implement '{operation.op}'")
         returned = functions[operation.op](a)
         if returned is not None:
             _take(a, returned)
@@ -98,3 +101,5 @@ STEP_OPERATIONS = (
     "mla_value", "mla_dcp", "oproj", "dense_mlp", "moe_front", "route", "mx_quantize", "experts",
     "shared_expert", "moe_tail", "logits",
 )  # fmt: skip
+# Only steps with a sharded cache have it.
+OPTIONAL = ("mla_dcp",)
