@@ -13,8 +13,11 @@ OPERATIONS = attention.OPERATIONS | dense.OPERATIONS | experts.OPERATIONS
 
 
 def _register() -> None:
+    from kernels_under_test.inductor_step.whole import whole
     from validation.providers import implements
+    from validation.step.executor import WHOLE
 
+    WHOLE["inductor"] = whole
     for op, function in OPERATIONS.items():
         implements(op, provider="inductor", profile="stock")(function)
 

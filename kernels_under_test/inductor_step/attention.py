@@ -55,7 +55,7 @@ def _put(cache: Tensor, slot: Tensor, live: Tensor, new: Tensor) -> None:
 
 
 def _window(a: Any, rows: Tensor, slot: Tensor, first: Tensor, live: Tensor) -> Tensor:
-    """The three taps before token 0, then the new inputs [request, channel, 3 + q]; stores the new history."""
+    """The three taps before token 0, then the new inputs [request, channel, 3 + q]; stores the history."""
     q = rows.shape[1]
     index = (first[:, None] + torch.arange(3, device=rows.device))[:, None].expand(-1, 3 * a.width, -1)
     held = a.conv_state[slot]

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from kernels_under_test.inductor_step import OPERATIONS
 from validation.step.executor import Executor
 from validation.subjects.kimi_k3.operation import Binding, Program
 
@@ -30,6 +29,8 @@ _COMPILED: dict[tuple[int, int, int], Callable[[Binding], None]] = {}
 
 
 def _body(program: Program) -> Callable[[Binding], None]:
+    from kernels_under_test.inductor_step import OPERATIONS
+
     calls = [(OPERATIONS[operation.op], operation.arguments) for operation in program]
 
     def body(binding: Binding) -> None:
@@ -40,6 +41,8 @@ def _body(program: Program) -> Callable[[Binding], None]:
 
 
 def _run(operation: Any, a: Any) -> None:
+    from kernels_under_test.inductor_step import OPERATIONS
+
     OPERATIONS[operation.op](a)
 
 

@@ -41,6 +41,17 @@ class Executor:
             self.run(operation, operation.arguments(binding))
 
 
+# Providers that run a whole step as one call, by name: what makes such an executor. They register here.
+WHOLE: dict[str, Callable[[], Executor]] = {}
+
+
+def fastest(name: str) -> Executor:
+    """The executor of a provider that runs whole steps at once, if it has one; else operation by
+    operation."""
+    load_provider(name)
+    return WHOLE[name]() if name in WHOLE else provider(name)
+
+
 def vanilla(profile: str = "specialized") -> Executor:
     """The contracts' references: slow, float64 between the declared roundings, the same on every machine."""
 

@@ -17,8 +17,8 @@ SLOW = ("triton",)
 
 @dataclass(frozen=True)
 class Item:
-    """One walk: the ``scenario`` (or ``free_running`` for ``steps`` steps) on a scaled-down model. ``turns``:
-    the vanilla step takes every other step."""
+    """One walk: the ``scenario`` (or ``free_running`` or ``long`` for ``steps`` steps) on a small model.
+    ``turns``: the vanilla step takes every other step."""
 
     name: str
     scenario: str
@@ -68,11 +68,13 @@ FULL = (
     Item("long_verify", "verify", layers=14, block=3, drafts=7),
     Item("sharded_verify", "verify", drafts=3, dcp=True),
     Item("free_running", "free_running", layers=14, block=3, steps=64),
+    Item("long", "long", steps=1000),
 )
 
 
 def items(provider: str, tier: str, only: Sequence[str] = (), steps: int | None = None) -> list[Item]:
-    """The walks of a provider. ``only``: names; ``steps``: of the free-running walk."""
+    """The walks of a provider. ``only``: names; ``steps``: of the free-running and the long
+    walk."""
     every = FULL if tier == "full" else QUICK_SLOW if provider in SLOW else QUICK
     known = {item.name for item in (*FULL, *QUICK)}
     if unknown := [name for name in only if name not in known]:

@@ -32,13 +32,18 @@ REQUESTS, PAIRS, SEEN = 2, 16, 3  # pairs of variants, windows on which they are
 
 @dataclass
 class LongRun:
-    """The result: ``largest`` distance over its limit by name, over all windows."""
+    """The result: ``largest`` distance over its limit by name, over all windows; a limit that is infinite
+    judges nothing (see ``unjudged``)."""
 
     found: list[Divergence] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
+
+    @property
+    def unjudged(self) -> list[str]:
+        return [name for name, limit in self.limits.items() if limit == float("inf")]
 
 
 def long_run(
@@ -77,7 +82,7 @@ def long_run(
             result.limits = limits
         distances = _window(one, other, tokens)
         result.steps, result.windows = result.steps + len(tokens), window + 1
-        _compare(result, distances, limits, result.steps - 1)
+        compare(result, distances, limits, result.steps - 1)
         result.found += one.found
         one.found = []
         advance(result.steps)
@@ -173,7 +178,8 @@ def _same_state(variants: Walk, half: int) -> None:
                 cache[rank, new.pages[rank]] = cache[rank, old.pages[rank]]
 
 
-def _compare(result: LongRun, distances: dict[str, float], limits: dict[str, float], step: int) -> None:
+def compare(result: LongRun, distances: dict[str, float], limits: dict[str, float], step: int) -> None:
+    """Findings for the distances of a window that are beyond their limits."""
     for name, value in distances.items():
         ratio = value / limits[name]
         result.largest[name] = max(result.largest.get(name, 0.0), ratio)

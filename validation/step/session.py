@@ -16,9 +16,10 @@ from validation.report.schema import CaseResult, Finding, Score, ratio
 from validation.step import controls, free_running
 from validation.step.capture import save_capture
 from validation.step.divergence import Divergence
-from validation.step.executor import Executor, alternating, provider, vanilla
+from validation.step.executor import Executor, alternating, fastest, provider, vanilla
 from validation.step.items import Item
 from validation.step.local import Judged
+from validation.step.long_run import LongRun, compare, long_run
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
@@ -55,6 +56,8 @@ class Session:
         result = CaseResult(item.name, name, item.line(self.seed), "pass")
         if item.scenario == "free_running":
             self._free_running(item, executor, result)
+        elif item.scenario == "long":
+            self._long(item, fastest(name), result)
         else:
             self._judged(item, executor, result)
         if result.findings:
@@ -115,6 +118,31 @@ class Session:
             result.note = f"{len(drift.unjudged)} distances that no spread is known of"
         self._counted(result, tally)
         self._report(result, walk.found + drift.found)
+
+    def _long(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        """Against the stock provider, or the reference where the profile is another."""
+        config, tally = item.config(), controls.Count()
+        reference = provider("torch") if executor.profile == "stock" else vanilla(executor.profile)
+        run = long_run(
+            config,
+            self.weights_of(config),
+            executor,
+            reference,
+            item.steps,
+            FREE_SHARE,
+            seed=self.seed,
+            advance=lambda n: self.advance(f"{item.name} by {executor.name}: step {n}"),
+        )
+        result.scores = [Score(name, "largest of all windows", v, 1.0) for name, v in run.largest.items()]
+        for name, limit in run.limits.items():
+            fault = LongRun()
+            compare(fault, {name: 2 * limit}, run.limits, 0)
+            if limit < float("inf"):
+                tally.add(f"{name} at twice its limit", bool(fault.found))
+        if run.unjudged:
+            result.note = f"no spread is known of {', '.join(run.unjudged)}"
+        self._counted(result, tally)
+        self._report(result, run.found)
 
     def _counted(self, result: CaseResult, tally: controls.Count) -> None:
         result.controls_planted, result.controls_caught = tally.planted, tally.caught
