@@ -41,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help="of weights, tokens and slots (default: 0)")
     add("--weights", type=Path, metavar="FILE", help="safetensors of the 14-layer scaled-down model")
     add("--faults", action="store_true", help="plant every fault of steps, say who is blamed, and stop")
+    add("--ranks", type=int, metavar="N", help="N ranks as processes, compared bit for bit, and stop")
     add("--replay", type=Path, metavar="CAPTURE", help="judge a captured operation again, and stop")
     add("--json", type=Path, metavar="FILE", help="write the results document here too")
     add("--junit", type=Path, metavar="FILE", help="write JUnit XML here too")
@@ -61,6 +62,10 @@ def main(options: argparse.Namespace, command: str) -> int:
         from validation.commands import step_faults
 
         return step_faults.main(options, command)
+    if options.ranks is not None:
+        from validation.commands import step_ranks
+
+        return step_ranks.main(options, command)
     if options.replay:
         return _replay(options)
     return _run(options, command)
