@@ -177,7 +177,7 @@ def run_ranks(job: Job, say: Callable[[str], None] = lambda line: None) -> list[
     import torch.multiprocessing as processes
 
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_process, (job, folder), nprocs=job.ranks)  # type: ignore[no-untyped-call]
+        processes.spawn(_process, (job, folder), nprocs=job.ranks)
         import json
 
         return [Divergence(**entry) for entry in json.loads((Path(folder) / "found.json").read_text())]
