@@ -50,13 +50,13 @@ QUICK = (
     Item("acceptance", "acceptance", drafts=2),
     Item("snapshots", "snapshots"),
     Item("alternating", "verify", drafts=1, turns=True),
-    Item("free_running", "free_running", steps=24),
+    Item("free_running", "free_running", steps=16),
 )
 QUICK_SLOW = (
     Item("plain", "plain"),
-    Item("verify", "verify", drafts=2),
+    Item("verify", "verify", drafts=1),
     Item("tenants", "tenants"),
-    Item("free_running", "free_running", steps=8),
+    Item("free_running", "free_running", steps=6),
 )
 FULL = (
     *QUICK[1:-1],

@@ -37,8 +37,9 @@ class Rolled:
     jump: Tensor
 
     @classmethod
-    def zeros(cls, like: Tensor) -> Rolled:
-        return cls(*(torch.zeros_like(like, dtype=torch.float64) for _ in range(4)))
+    def of(cls, state: Tensor) -> Rolled:
+        """The executor's own state, taken as it is: from here on both go their ways."""
+        return cls(state.double(), *(torch.zeros_like(state, dtype=torch.float64) for _ in range(3)))
 
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.mean, self.variance, self.jump_variance, self.jump
@@ -59,6 +60,10 @@ class Rollout:
             for part in rolled.parts():
                 part[slots] = 0
 
+    def forget(self) -> None:
+        """Steps went by that were not judged: start again from the executor's state."""
+        self.states = {}
+
     def move(self, old: list[int], new: list[int]) -> None:
         """A request's state was saved and comes back on other slots."""
         for rolled in self.states.values():
@@ -72,7 +77,7 @@ class Rollout:
             return None
         contract = contract_named(operation.op)
         key = operation.layer, operation.rank
-        rolled = self.states.setdefault(key, Rolled.zeros(outcome.state))
+        rolled = self.states.setdefault(key, Rolled.of(clean.state))
         a = replace(clean, state=rolled.mean)
         value = contract.reference(Noise(contract.profiles[self.profile]), a)["state"]
         total = _with(value, rolled, initial_slots(a).clamp(min=0))

@@ -163,6 +163,8 @@ class Walk:
         steps = self.program(binding.batch.tokens)
         if self.share is None:
             self.executor.step(steps, binding)
+            if self.rollout:
+                self.rollout.forget()
             return
         for judged in judged_step(steps, binding, self.executor, self.share, self._seen, self.stop):
             self.blamed = self.blamed or judged

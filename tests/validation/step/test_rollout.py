@@ -25,7 +25,7 @@ def _walk(executor: Executor, hooks: Hooks | None = None, drafts: int = 0, **mor
     return Walk(config, random_weights(config), executor, 1e-8, hooks or Hooks(), rollout=rollout, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("scenario", "drafts"), [("verify", 2), ("tenants", 0), ("preempt", 1)])
+@pytest.mark.parametrize(("scenario", "drafts"), [("verify", 2), ("pages", 0), ("preempt", 1)])
 def test_stock_stays_within_its_noise(scenario: str, drafts: int) -> None:
     walk = _walk(provider("torch"), drafts=drafts)
     SCENARIOS[scenario](walk)
