@@ -36,7 +36,7 @@ BUILT_IN = {
     "fla_modules": "kernels_under_test.fla_modules",
     "vllm_triton": "kernels_under_test.vllm_triton",
 }
-# Built in, too, but run only where asked for by name.
+# Built in, too, but run, and listed, only where asked for by name.
 FURTHER = {"inductor": "kernels_under_test.inductor_step"}
 # Providers that must be flagged: run as negative controls, never as candidates.
 CONTROLS = {"triton_uncorrected": "kernels_under_test.triton_uncorrected"}
@@ -159,7 +159,7 @@ def implemented_by(provider: str) -> tuple[str, ...]:
 def known_providers() -> tuple[str, ...]:
     """Names that ``--provider`` accepts: built in, installed through the entry point, or loaded."""
     loaded = [provider for _, provider in _REGISTRY if provider not in CONTROLS]
-    return tuple(dict.fromkeys([*BUILT_IN, *FURTHER, *installed(), *loaded]))
+    return tuple(dict.fromkeys([*BUILT_IN, *installed(), *loaded]))
 
 
 def installed() -> dict[str, EntryPoint]:

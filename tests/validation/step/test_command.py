@@ -68,7 +68,7 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--only", "nothing"), "unknown walk 'nothing'; known: eight_ranks"),
+        (("--only", "nothing"), "unknown walk 'nothing'; known: acceptance"),
         (("--provider", "nobody"), "unknown provider 'nobody'"),
         (("--provider", "fla"), "does not implement 'embedding'"),
         (("--steps", "2"), "--steps 2: at least 4"),
