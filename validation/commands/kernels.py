@@ -133,7 +133,7 @@ def _list(options: argparse.Namespace) -> int:
     for path in options.plugin:
         providers.load_plugin(Path(path))
     known = providers.known_providers()
-    if unknown := [name for name in options.provider if name not in known]:
+    if unknown := [name for name in options.provider if name not in (*known, *providers.FURTHER)]:
         raise UserError(f"unknown provider '{unknown[0]}'; known: {', '.join(known)}")
     print("operations")
     for contract in chosen:

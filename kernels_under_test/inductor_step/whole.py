@@ -1,0 +1,51 @@
+"""A whole step as one compiled call: TorchInductor over the unrolled program.
+
+Compiled once for each shape of a batch; state, scratch and staged metadata are inputs, changed in place.
+What it cannot show: which operation is wrong (the provider's functions, judged one by one, do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from validation.step.executor import Executor
+from validation.subjects.kimi_k3.operation import Binding, Program
+
+
+class Whole(Executor):
+    """An executor whose steps are compiled whole; single operations run uncompiled."""
+
+    def step(self, program: Program, binding: Binding) -> None:
+        key = len(program), binding.batch.rows, binding.batch.tokens
+        if key not in _COMPILED:
+            _COMPILED[key] = torch.compile(_body(program), dynamic=False)
+        _COMPILED[key](binding)
+
+
+_COMPILED: dict[tuple[int, int, int], Callable[[Binding], None]] = {}
+
+
+def _body(program: Program) -> Callable[[Binding], None]:
+    from kernels_under_test.inductor_step import OPERATIONS
+
+    calls = [(OPERATIONS[operation.op], operation.arguments) for operation in program]
+
+    def body(binding: Binding) -> None:
+        for function, arguments in calls:
+            function(arguments(binding))
+
+    return body
+
+
+def _run(operation: Any, a: Any) -> None:
+    from kernels_under_test.inductor_step import OPERATIONS
+
+    OPERATIONS[operation.op](a)
+
+
+def whole() -> Executor:
+    """The executor ``inductor, whole``."""
+    return Whole("inductor, whole", "stock", _run)

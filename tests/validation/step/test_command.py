@@ -1,0 +1,98 @@
+"""``lockstep step`` from its command line: verdicts, files, and what a user may get wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from step_case import small
+
+from validation.cli import main
+from validation.subjects.kimi_k3.checkpoint import save_weights
+from validation.subjects.kimi_k3.weights import random_weights
+
+FAULTY = """
+import torch
+from validation.providers import implementation, implements, load_provider
+from validation.step.executor import STEP_OPERATIONS
+
+load_provider("torch")
+for op in STEP_OPERATIONS:
+    right = implementation(op, "torch").function
+
+    def run(a, op=op, right=right):
+        right(a)
+        if op == "kda_decode":
+            a.state[a.slots[:, 0].long()] *= 0.999
+
+    implements(op, provider="faulty", profile="stock")(run)
+"""
+
+
+def _step(tmp_path: Path, *more: str) -> int:
+    return main(["step", "--report-dir", str(tmp_path / "reports"), *more])
+
+
+def test_a_right_provider_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        _step(tmp_path, "--provider", "torch", "--only", "tenants", "--json", str(tmp_path / "r.json")) == 0
+    )
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["verdict"] == "pass"
+    (case,) = document["cases"]
+    assert case["controls_planted"] == case["controls_caught"] > 40
+    assert "PASS: 1 case" in capsys.readouterr().out
+
+
+def test_a_faulty_provider_fails_with_its_place_and_a_capture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    plugin = ("--plugin", str(tmp_path / "faulty.py"))
+    assert _step(tmp_path, *plugin, "--only", "tenants", "--junit", str(tmp_path / "r.xml")) == 1
+    assert "step 0, layer 0, kda_decode, rank 0, everywhere: state" in capsys.readouterr().err
+    assert "kda_decode" in (tmp_path / "r.xml").read_text()
+    (capture,) = (tmp_path / "reports").glob("*/faulty-tenants.safetensors")
+    replay = ("--replay", str(capture), "--only", "tenants")
+    assert _step(tmp_path, *replay, *plugin, "--provider", "faulty") == 1
+    assert _step(tmp_path, *replay, "--provider", "torch") == 0
+    out = capsys.readouterr().out
+    assert "as captured: fail: step 0, layer 0, kda_decode, rank 0: state" in out
+    assert "run again by torch: pass" in out
+    assert _step(tmp_path, "--replay", str(capture), "--only", "preempt") == 3
+    assert "is a capture of configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--only", "nothing"), "unknown walk 'nothing'; known: acceptance"),
+        (("--provider", "nobody"), "unknown provider 'nobody'"),
+        (("--provider", "fla"), "does not implement 'embedding'"),
+        (("--steps", "2"), "--steps 2: at least 4"),
+        (("--seed", "-1"), "--seed -1"),
+        (("--weights", "absent.safetensors"), "cannot read the weights"),
+        (("--replay", "absent.safetensors"), "cannot read the capture"),
+        (("--tier", "huge"), "invalid choice"),
+    ],
+)
+def test_mistakes_end_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert _step(tmp_path, *words) == 3
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_weights_that_do_not_fit_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "w.safetensors"
+    save_weights(random_weights(small()), path, small())
+    assert _step(tmp_path, "--weights", str(path)) == 3
+    assert "layers.4.conv is missing" in capsys.readouterr().err
+
+
+def test_threads_are_one(tmp_path: Path) -> None:
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,134 @@
+"""Operations of a running step judged on their own arguments; captures of those that are wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from step_case import small
+
+from validation.errors import UserError
+from validation.step.capture import load_capture, save_capture
+from validation.step.executor import Executor, provider, vanilla
+from validation.step.walk import Diverged, Walk, forced
+from validation.subjects.kimi_k3.weights import random_weights
+
+SHARE = 1e-8
+
+
+def _walk(executor: Executor, drafts: int = 0, **more: object) -> Walk:
+    config = small(drafts)
+    walk = Walk(config, random_weights(config), executor, SHARE, **more)  # type: ignore[arg-type]
+    walk.admit(), walk.admit()
+    return walk
+
+
+@pytest.mark.parametrize("profile", ["stock", "specialized"])
+def test_the_reference_agrees_with_itself(profile: str) -> None:
+    walk = _walk(vanilla(profile))
+    for ids in forced(walk.config, 2, 2):
+        walk.step(ids)
+    assert walk.found == []
+
+
+def test_stock_steps_agree_plain_and_verified() -> None:
+    walk = _walk(provider("torch"), drafts=2)
+    for ids in forced(walk.config, 2, 2):
+        walk.step(ids)
+    for ids in forced(walk.config, 2, 2, 3):
+        walk.step(ids, [1, 3])
+    assert walk.found == []
+
+
+def test_scores_of_a_step_are_those_that_the_noise_predicts() -> None:
+    """Mean square 1 where the store dominates: the limits are neither wide nor narrow."""
+    squares: dict[tuple[str, str], list[float]] = {}
+    walk = _walk(provider("torch"))
+    walk.seen = lambda step, judged: [
+        squares.setdefault((judged.operation.op, name), []).append(s.mean_square)
+        for name, s in judged.statistics
+        if s.mean_square is not None
+    ]
+    for ids in forced(walk.config, 2, 3):
+        walk.step(ids)
+    for pair in (("attn_res", "out"), ("projection", "out"), ("experts", "out"), ("kda_decode", "out")):
+        mean = sum(squares[pair]) / len(squares[pair])
+        assert 0.85 < mean < 1.15, pair
+
+
+def test_one_wrong_element_is_named_with_its_place() -> None:
+    right = provider("torch")
+
+    def run(operation, a):  # type: ignore[no-untyped-def]
+        right.run(operation, a)
+        if (operation.op, operation.layer) == ("dense_mlp", 0):
+            a.out[1, 17] = a.out[1, 17] * 1.125
+
+    walk = _walk(replace(right, run=run))
+    walk.step(forced(walk.config, 2, 1)[0])
+    first = walk.first()
+    assert first is not None
+    assert (first.step, first.layer, first.op, first.output) == (0, 0, "dense_mlp", "out")
+    assert first.element == "row 1, column 17"
+    assert first.words() == "step 0, layer 0, dense_mlp: out excess"
+    assert len(walk.found) == 1  # those behind it start from what it left
+
+
+def test_an_input_that_is_written_is_named() -> None:
+    right = provider("torch")
+
+    def run(operation, a):  # type: ignore[no-untyped-def]
+        right.run(operation, a)
+        if (operation.op, operation.rank) == ("projection", 1):
+            a.x[0, 0] += 1
+
+    walk = _walk(replace(right, run=run), stop=True)
+    with pytest.raises(Diverged):
+        walk.step(forced(walk.config, 2, 1)[0])
+    first = walk.first()
+    assert first is not None
+    assert (first.op, first.rank, first.output, first.statistic) == ("projection", 1, "x", "input_changed")
+
+
+def _captured(tmp_path: Path) -> tuple[Walk, Path]:
+    right = provider("torch")
+
+    def run(operation, a):  # type: ignore[no-untyped-def]
+        right.run(operation, a)
+        if operation.op == "route":
+            a.weights[0, 0] *= 2
+
+    walk = _walk(replace(right, run=run, name="faulty"))
+    walk.step(forced(walk.config, 2, 1)[0])
+    assert walk.blamed is not None
+    path = tmp_path / "capture.safetensors"
+    save_capture(path, walk.config, walk.blamed, 0, walk.executor)
+    return walk, path
+
+
+def test_a_capture_fails_again_and_a_right_executor_passes_on_it(tmp_path: Path) -> None:
+    walk, path = _captured(tmp_path)
+    capture = load_capture(path, walk.config)
+    assert capture.facts["op"] == "route"
+    assert capture.judged(SHARE).failed
+    assert capture.rerun(walk.executor, SHARE).failed
+    assert not capture.rerun(provider("torch"), SHARE).failed
+    again = capture.judged(SHARE).worst()
+    assert again[0] == walk.found[0].output
+    assert torch.equal(capture.clean.logits, walk.blamed.clean.logits)  # type: ignore[union-attr]
+
+
+def test_a_capture_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    walk, path = _captured(tmp_path)
+    other = small(drafts=1)
+    with pytest.raises(
+        UserError, match=f"configuration {walk.config.digest()}, this one is {other.digest()}"
+    ):
+        load_capture(path, other)
+    with pytest.raises(UserError, match="cannot read the capture"):
+        load_capture(tmp_path / "absent", other)
+    (tmp_path / "text").write_text("no capture at all")
+    with pytest.raises(UserError, match="is no capture"):
+        load_capture(tmp_path / "text", other)

@@ -1,0 +1,191 @@
+"""``lockstep step``: whole decode steps against the vanilla step, operation by operation and free-running.
+
+What this catches: see ``validation.step``. What it cannot catch: waits between ranks and streams.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from validation.commands.outcome import check_outputs, conclude
+from validation.errors import UserError
+
+if TYPE_CHECKING:
+    from validation.report.schema import CaseResult, Document
+    from validation.step.items import Item
+    from validation.step.session import Session
+    from validation.subjects.kimi_k3.config import Config
+    from validation.subjects.kimi_k3.weights import Weights
+
+DEFAULT = ("torch", "triton")
+TIERS = ("quick", "full")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    add = parser.add_argument
+    add(
+        "--provider",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="default: torch and triton (repeatable)",
+    )
+    add("--plugin", action="append", default=[], metavar="FILE.py", help="load a provider from a file")
+    add("--tier", choices=TIERS, default="quick", help="which walks (default: quick)")
+    add("--only", action="append", default=[], metavar="WALK", help="only this walk (repeatable)")
+    add("--steps", type=int, metavar="N", help="steps of the free-running walk")
+    add("--seed", type=int, default=0, metavar="N", help="of weights, tokens and slots (default: 0)")
+    add("--weights", type=Path, metavar="FILE", help="safetensors of the 14-layer scaled-down model")
+    add("--faults", action="store_true", help="plant every fault of steps, say who is blamed, and stop")
+    add("--ranks", type=int, metavar="N", help="N ranks as processes, compared bit for bit, and stop")
+    add("--replay", type=Path, metavar="CAPTURE", help="judge a captured operation again, and stop")
+    add("--json", type=Path, metavar="FILE", help="write the results document here too")
+    add("--junit", type=Path, metavar="FILE", help="write JUnit XML here too")
+    add("--report-dir", type=Path, metavar="DIR", help="folder of all reports (default: reports)")
+
+
+def main(options: argparse.Namespace, command: str) -> int:
+    """Walk, judge, report."""
+    if options.steps is not None and options.steps < 4:
+        raise UserError(f"--steps {options.steps}: at least 4")
+    if not 0 <= options.seed < 2**31:
+        raise UserError(f"--seed {options.seed}: from 0 to {2**31 - 1}")
+    check_outputs(options)
+    from validation.run import choose_device
+
+    choose_device("cpu")
+    if options.faults:
+        from validation.commands import step_faults
+
+        return step_faults.main(options, command)
+    if options.ranks is not None:
+        from validation.commands import step_ranks
+
+        return step_ranks.main(options, command)
+    if options.replay:
+        return _replay(options)
+    return _run(options, command)
+
+
+def _run(options: argparse.Namespace, command: str) -> int:
+    from validation import providers
+    from validation.report.terminal import show
+    from validation.run import REPORTS, new_folder, write
+    from validation.step.items import items
+    from validation.step.session import Session
+
+    names = options.provider or ([] if options.plugin else list(DEFAULT))
+    loaded = providers.load(names, options.plugin, "cpu")
+    work = [
+        (item, name)
+        for name in loaded.providers
+        for item in items(name, options.tier, options.only, options.steps)
+        if not item.dcp or "mla_dcp" in providers.implemented_by(name)
+    ]
+    if not work:
+        raise UserError("nothing to walk: no selected provider has one of the selected walks")
+    weights = _weights(options)
+    folder = new_folder(options.report_dir or REPORTS, _hash(work, options.seed))
+    session = Session(options.seed, folder, weights)
+    began = time.monotonic()
+    results: list[CaseResult] = []
+    interrupted = False
+    try:
+        _walk(session, work, results)
+    except KeyboardInterrupt:
+        interrupted = True
+    document = _document(command, results, len(work), work, options)
+    document.skipped = dict(loaded.skipped)
+    document.seconds = time.monotonic() - began
+    trouble = write(document, folder)
+    return conclude(document, options, folder, show, interrupted, trouble)
+
+
+def _walk(session: Session, work: list[tuple[Item, str]], results: list[CaseResult]) -> None:
+    """Carry out every item under a progress bar; the first divergence is said at once."""
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    torch.set_num_threads(1)  # one order of sums on every machine
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=len(work))
+        session.advance = lambda words: bar.update(task, description=words)
+        for item, name in work:
+            session.advance(f"{item.name} by {name}")
+            result = session.carry_out(item, name)
+            results.append(result)
+            bar.advance(task)
+            if result.findings:
+                first = result.findings[0]
+                bar.console.print(f"{item.name} by {name}: {first.where}: {first.output}", highlight=False)
+
+
+def _document(
+    command: str,
+    results: list[CaseResult],
+    planned: int,
+    work: list[tuple[Item, str]],
+    options: argparse.Namespace,
+) -> Document:
+    from validation.execution.environment import collect
+    from validation.execution.plan import Settings
+    from validation.execution.verdict import verdict
+    from validation.report.schema import Document
+
+    settings = Settings(ops=("step",), providers=tuple(dict.fromkeys(n for _, n in work)), tier=options.tier,
+                        seed=options.seed)  # fmt: skip
+    decided, reasons = verdict(results)
+    if len(results) < planned:
+        decided, reasons = "undecided", [f"stopped after {len(results)} of {planned} walks", *reasons]
+    environment = collect(settings) | {"models": {item.name: item.config().digest() for item, _ in work}}
+    return Document(command, decided, environment, results, notes=reasons)
+
+
+def _hash(work: list[tuple[Item, str]], seed: int) -> str:
+    import hashlib
+
+    text = "\n".join(f"{name}/{item.line(seed)}" for item, name in work)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _weights(options: argparse.Namespace) -> tuple[Config, Weights] | None:
+    """Weights from a file, for the 14-layer scaled-down model."""
+    if not options.weights:
+        return None
+    from validation.subjects.kimi_k3.checkpoint import load_weights
+    from validation.subjects.kimi_k3.config import scaled
+
+    return scaled(), load_weights(options.weights, scaled())
+
+
+def _replay(options: argparse.Namespace) -> int:
+    """Judge a capture, and run its operation again with the provider."""
+    from validation import providers
+    from validation.step.capture import load_capture
+    from validation.step.divergence import of_operation
+    from validation.step.executor import provider
+    from validation.step.items import items
+    from validation.step.session import LOCAL_SHARE
+
+    name = (options.provider or ["torch"])[0]
+    providers.load([name], options.plugin, "cpu")
+    chosen = items(name, options.tier, options.only or ["plain"])[0]
+    capture = load_capture(options.replay, chosen.config())
+    status = 0
+    for words, judged in (
+        ("as captured", capture.judged(LOCAL_SHARE)),
+        (f"run again by {name}", capture.rerun(provider(name), LOCAL_SHARE)),
+    ):
+        d = of_operation(int(capture.facts["step"]), judged)
+        state = "fail" if judged.failed else "pass"
+        place = f" {d.where}: {d.message}" if judged.failed else ""
+        print(f"{words}: {state}: {d.words()}{place}")
+        status = int(judged.failed)
+    return status

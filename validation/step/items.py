@@ -1,0 +1,84 @@
+"""What ``lockstep step`` walks: scenarios by name, each with its model, by tier.
+
+Catches: an unknown name. Cannot catch: what no scenario brings about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from validation.errors import UserError
+from validation.subjects.kimi_k3.config import Config, scaled
+
+# Providers whose kernels run in an interpreter on a CPU, hundreds of times slower: shorter walks.
+SLOW = ("triton",)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One walk: the ``scenario`` (or ``free_running`` or ``long`` for ``steps`` steps) on a small model.
+    ``turns``: the vanilla step takes every other step."""
+
+    name: str
+    scenario: str
+    layers: int = 5
+    block: int = 2
+    drafts: int = 0
+    ranks: int = 2
+    dcp: bool = False
+    steps: int = 0
+    turns: bool = False
+
+    def config(self) -> Config:
+        return scaled(self.ranks, self.drafts, self.layers, self.block, self.dcp)
+
+    def line(self, seed: int) -> str:
+        """As reports name it: ``step/plain:layers=14,ranks=2,drafts=0:0``."""
+        more = f",steps={self.steps}" if self.steps else ""
+        return f"step/{self.name}:layers={self.layers},ranks={self.ranks},drafts={self.drafts}{more}:{seed}"
+
+
+QUICK = (
+    Item("plain", "plain", layers=14, block=3),
+    Item("verify", "verify", drafts=2),
+    Item("tenants", "tenants"),
+    Item("preempt", "preempt", drafts=1),
+    Item("pages", "pages"),
+    Item("sharded", "plain", dcp=True),
+    Item("four_ranks", "plain", ranks=4),
+    Item("acceptance", "acceptance", drafts=2),
+    Item("snapshots", "snapshots"),
+    Item("alternating", "verify", drafts=1, turns=True),
+    Item("free_running", "free_running", steps=16),
+)
+QUICK_SLOW = (
+    Item("plain", "plain"),
+    Item("verify", "verify", drafts=1),
+    Item("tenants", "tenants"),
+    Item("free_running", "free_running", steps=6),
+)
+FULL = (
+    *QUICK[1:-1],
+    Item("plain", "plain", layers=14, block=3),
+    Item("wide_blocks", "plain", layers=14, block=12),
+    Item("batches", "batches"),
+    Item("long_acceptance", "acceptance", drafts=4),
+    Item("eight_ranks", "plain", ranks=8),
+    Item("long_verify", "verify", layers=14, block=3, drafts=7),
+    Item("sharded_verify", "verify", drafts=3, dcp=True),
+    Item("free_running", "free_running", layers=14, block=3, steps=64),
+    Item("long", "long", steps=1000),
+)
+
+
+def items(provider: str, tier: str, only: Sequence[str] = (), steps: int | None = None) -> list[Item]:
+    """The walks of a provider. ``only``: names; ``steps``: of the free-running and the long
+    walk."""
+    every = FULL if tier == "full" else QUICK_SLOW if provider in SLOW else QUICK
+    known = {item.name for item in (*FULL, *QUICK)}
+    if unknown := [name for name in only if name not in known]:
+        raise UserError(f"unknown walk '{unknown[0]}'; known: {', '.join(sorted(known))}")
+    chosen = [item for item in every if not only or item.name in only]
+    chosen += [i for i in (*QUICK, *FULL) if i.name in only and i.name not in {c.name for c in chosen}][:1]
+    return [replace(item, steps=steps) if steps and item.steps else item for item in chosen]

@@ -1,0 +1,189 @@
+"""One item of a run: walk, judge, plant controls, and say it as a ``CaseResult``.
+
+Catches: see ``walk`` and ``free_running``. Cannot catch: an executor that ends the process (the run then
+ends, with what was done).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from validation.execution.plan import BUDGET
+from validation.report.schema import CaseResult, Finding, Score, ratio
+from validation.step import controls, free_running
+from validation.step.capture import save_capture
+from validation.step.divergence import Divergence
+from validation.step.executor import Executor, alternating, fastest, provider, vanilla
+from validation.step.items import Item
+from validation.step.local import Judged
+from validation.step.long_run import LongRun, compare, long_run
+from validation.step.rollout import Rollout
+from validation.step.scenarios import MOST, SCENARIOS
+from validation.step.walk import Hooks, Walk, forced
+from validation.subjects.kimi_k3.config import Config
+from validation.subjects.kimi_k3.weights import Weights, random_weights
+
+# Half of a run's budget goes to the operations of its steps, half to its free-running walks. A run counts as
+# at least so many of either, so that one walk alone meets the limits of the whole run.
+OPERATIONS, WALKS = 50_000, 10
+LOCAL_SHARE = BUDGET / 2 / OPERATIONS
+FREE_SHARE = BUDGET / 2 / WALKS
+
+
+@dataclass
+class Session:
+    """What all items of a run share. ``weights``: read from a file, for its configuration alone."""
+
+    seed: int = 0
+    folder: Path | None = None
+    weights: tuple[Config, Weights] | None = None
+    advance: Callable[[str], None] = lambda words: None
+
+    def weights_of(self, config: Config) -> Weights:
+        if self.weights and self.weights[0] == config:
+            return self.weights[1]
+        return random_weights(config, self.seed)
+
+    def carry_out(self, item: Item, name: str) -> CaseResult:
+        """Walk one item with a provider."""
+        began = time.perf_counter()
+        executor = provider(name)
+        if item.turns:
+            executor = alternating(executor, vanilla(executor.profile))
+        result = CaseResult(item.name, name, item.line(self.seed), "pass")
+        if item.scenario == "free_running":
+            self._free_running(item, executor, result)
+        elif item.scenario == "long":
+            self._long(item, fastest(name), result)
+        else:
+            self._judged(item, executor, result)
+        if result.findings:
+            result.verdict = "fail"
+        result.seconds = time.perf_counter() - began
+        return result
+
+    def _judged(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        """Every operation of every step judged on its own arguments, and the checks between them."""
+        config, tally, largest = item.config(), controls.Count(), _Largest()
+        planted: set[str] = set()
+
+        def seen(step: int, judged: Judged) -> None:
+            largest.add(judged)
+            if judged.operation.op not in planted:
+                planted.add(judged.operation.op)
+                controls.in_operation(tally, judged, LOCAL_SHARE)
+            self.advance(f"{item.name} by {executor.name}: step {step}")
+
+        rollout = Rollout(executor.profile, LOCAL_SHARE)
+        walk = Walk(
+            config,
+            self.weights_of(config),
+            executor,
+            LOCAL_SHARE,
+            Hooks(),
+            rollout=rollout,
+            most=MOST.get(item.scenario, 2),
+            seed=self.seed,
+            seen=seen,
+        )
+        SCENARIOS[item.scenario](walk)
+        controls.between_steps(tally, walk)
+        result.scores = largest.scores()
+        result.scores += [
+            Score("rollout.state", n, v, float(n == "excess")) for n, v in rollout.largest.items()
+        ]
+        self._counted(result, tally)
+        self._report(result, walk.found)
+        if walk.blamed and self.folder:
+            path = self.folder / f"{result.provider}-{item.name}.safetensors"
+            save_capture(path, config, walk.blamed, walk.found[0].step, executor)
+            result.note = f"captured: {path}"
+
+    def _free_running(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        config, tally = item.config(), controls.Count()
+        steps = [free_running.Step(ids, [1, 1]) for ids in forced(config, 2, item.steps, seed=self.seed)]
+        context = item.steps + config.page
+        weights = self.weights_of(config)
+        walk = Walk(config, weights, executor, None, Hooks(), context=context, seed=self.seed)
+        candidate = free_running.run(walk, steps)
+        self.advance(f"{item.name} by {executor.name}: the ensemble")
+        e = free_running.ensemble(walk, steps, seed=self.seed + 1)
+        drift = free_running.judged(candidate, e, FREE_SHARE)
+        controls.in_readings(tally, candidate, e, FREE_SHARE)
+        result.scores = [Score(what, f"after step {step}", v, limit) for what, step, v, limit in drift.scores]
+        if drift.unjudged:
+            result.note = f"{len(drift.unjudged)} distances that no spread is known of"
+        self._counted(result, tally)
+        self._report(result, walk.found + drift.found)
+
+    def _long(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        """Against the stock provider, or the reference where the profile is another."""
+        config, tally = item.config(), controls.Count()
+        reference = provider("torch") if executor.profile == "stock" else vanilla(executor.profile)
+        run = long_run(
+            config,
+            self.weights_of(config),
+            executor,
+            reference,
+            item.steps,
+            FREE_SHARE,
+            seed=self.seed,
+            advance=lambda n: self.advance(f"{item.name} by {executor.name}: step {n}"),
+        )
+        result.scores = [Score(name, "largest of all windows", v, 1.0) for name, v in run.largest.items()]
+        for name, limit in run.limits.items():
+            fault = LongRun()
+            compare(fault, {name: 2 * limit}, run.limits, 0)
+            if limit < float("inf"):
+                tally.add(f"{name} at twice its limit", bool(fault.found))
+        if run.unjudged:
+            result.note = f"no spread is known of {', '.join(run.unjudged)}"
+        self._counted(result, tally)
+        self._report(result, run.found)
+
+    def _counted(self, result: CaseResult, tally: controls.Count) -> None:
+        result.controls_planted, result.controls_caught = tally.planted, tally.caught
+        if tally.missed:
+            result.note = f"unnoticed: {tally.missed}"
+
+    def _report(self, result: CaseResult, found: list[Divergence]) -> None:
+        replay = f"lockstep step --provider {result.provider} --only {result.op} --seed {self.seed}"
+        result.findings = [_finding(result, divergence, replay) for divergence in found]
+
+
+def _finding(result: CaseResult, d: Divergence, replay: str) -> Finding:
+    where = ", ".join(filter(None, [d.words().rpartition(":")[0], d.where or d.element]))
+    return Finding(
+        "step",
+        d.op,
+        result.provider,
+        result.case,
+        d.statistic,
+        d.output,
+        d.value,
+        d.limit,
+        where,
+        d.message,
+        replay,
+    )
+
+
+class _Largest:
+    """The largest score of every output of every operation, over all steps."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], Score] = {}
+
+    def add(self, judged: Judged) -> None:
+        for output, statistic in judged.statistics:
+            value, limit = statistic.surplus
+            name = f"{judged.operation.op}.{output}"
+            best = self.found.get((name, statistic.name))
+            if best is None or ratio(value, limit) > best.ratio:
+                self.found[name, statistic.name] = Score(name, statistic.name, value, limit)
+
+    def scores(self) -> list[Score]:
+        return list(self.found.values())
