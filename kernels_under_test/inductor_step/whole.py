@@ -14,7 +14,6 @@ import torch
 from validation.step.executor import Executor
 from validation.subjects.kimi_k3.operation import Binding, Program
 
-
 # By default TorchInductor leaves out casts to BF16 between operations that it fuses, where the stock order
 # rounds: that is another profile, and a long run tells it apart.
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"emulate_precision_casts": True}
