@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,8 @@ from validation.errors import UserError
 
 if TYPE_CHECKING:
     from validation.report.schema import CaseResult, Document
+    from validation.step.crew import Setup
     from validation.step.items import Item
-    from validation.step.session import Session
-    from validation.subjects.kimi_k3.config import Config
-    from validation.subjects.kimi_k3.weights import Weights
 
 DEFAULT = ("torch", "triton")
 TIERS = ("quick", "full")
@@ -75,56 +74,73 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from validation import providers
     from validation.report.terminal import show
     from validation.run import REPORTS, new_folder, write
-    from validation.step.items import items
-    from validation.step.session import Session
+    from validation.step.crew import Setup, session_of, work_of
 
     names = options.provider or ([] if options.plugin else list(DEFAULT))
     loaded = providers.load(names, options.plugin, "cpu")
-    work = [
-        (item, name)
-        for name in loaded.providers
-        for item in items(name, options.tier, options.only, options.steps)
-        if not item.dcp or "mla_dcp" in providers.implemented_by(name)
-    ]
+    setup = Setup(
+        loaded.providers, options.plugin, options.tier, options.only, options.steps, options.seed,
+        str(options.weights or ""), "",
+    )  # fmt: skip
+    work = work_of(setup)
     if not work:
         raise UserError("nothing to walk: no selected provider has one of the selected walks")
-    weights = _weights(options)
+    session_of(setup)  # weights that do not fit are refused before anything runs
     folder = new_folder(options.report_dir or REPORTS, _hash(work, options.seed))
-    session = Session(options.seed, folder, weights)
+    setup.folder = str(folder)
     began = time.monotonic()
-    results: list[CaseResult] = []
+    results: dict[int, CaseResult] = {}
     interrupted = False
     try:
-        _walk(session, work, results)
+        _walk(setup, work, results)
     except KeyboardInterrupt:
         interrupted = True
-    document = _document(command, results, len(work), work, options)
+    ordered = [results[index] for index in sorted(results)]
+    document = _document(command, ordered, len(work), work, options)
     document.skipped = dict(loaded.skipped)
     document.seconds = time.monotonic() - began
     trouble = write(document, folder)
     return conclude(document, options, folder, show, interrupted, trouble)
 
 
-def _walk(session: Session, work: list[tuple[Item, str]], results: list[CaseResult]) -> None:
-    """Carry out every item under a progress bar; the first divergence is said at once."""
-    import torch
+def _walk(setup: Setup, work: list[tuple[Item, str]], results: dict[int, CaseResult]) -> None:
+    """Carry out every walk under a progress bar; the first divergence of each is said at once."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    torch.set_num_threads(1)  # one order of sums on every machine
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=len(work))
-        session.advance = lambda words: bar.update(task, description=words)
-        for item, name in work:
-            session.advance(f"{item.name} by {name}")
-            result = session.carry_out(item, name)
-            results.append(result)
-            bar.advance(task)
+        found = _alone(setup, work[0], lambda words: bar.update(task, description=words))
+        for index, result in found if len(work) == 1 else _together(setup, work):
+            results[index] = result
+            bar.update(task, advance=1, description=f"{result.op} by {result.provider}: {result.verdict}")
             if result.findings:
                 first = result.findings[0]
-                bar.console.print(f"{item.name} by {name}: {first.where}: {first.output}", highlight=False)
+                said = f"{result.op} by {result.provider}: {first.where}: {first.output}"
+                bar.console.print(said, highlight=False)
+
+
+def _alone(
+    setup: Setup, one: tuple[Item, str], say: Callable[[str], None]
+) -> Iterator[tuple[int, CaseResult]]:
+    """A single walk, in this process."""
+    import torch
+
+    from validation.step.crew import session_of
+
+    torch.set_num_threads(1)  # one order of sums on every machine
+    session = session_of(setup)
+    session.advance = say
+    yield 0, session.carry_out(*one)
+
+
+def _together(setup: Setup, work: list[tuple[Item, str]]) -> Iterator[tuple[int, CaseResult]]:
+    from validation.step.crew import carried_out
+    from validation.step.items import cost
+
+    return carried_out(setup, [cost(item, name) for item, name in work])
 
 
 def _document(
@@ -153,16 +169,6 @@ def _hash(work: list[tuple[Item, str]], seed: int) -> str:
 
     text = "\n".join(f"{name}/{item.line(seed)}" for item, name in work)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _weights(options: argparse.Namespace) -> tuple[Config, Weights] | None:
-    """Weights from a file, for the 14-layer scaled-down model."""
-    if not options.weights:
-        return None
-    from validation.subjects.kimi_k3.checkpoint import load_weights
-    from validation.subjects.kimi_k3.config import scaled
-
-    return scaled(), load_weights(options.weights, scaled())
 
 
 def _replay(options: argparse.Namespace) -> int:

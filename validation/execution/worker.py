@@ -88,8 +88,8 @@ class ProviderRaised(BaseException):
 
 def main() -> None:
     """Serve requests until the pipe closes."""
-    requests, replies = _private_streams()
-    _die_with_parent()
+    requests, replies = private_streams()
+    die_with_parent()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # a hang is asked where it is
     setup = from_plain(Setup, json.loads(requests.readline()))
@@ -109,7 +109,7 @@ def main() -> None:
         _send(replies, _sound(reply))
 
 
-def _private_streams() -> tuple[IO[str], IO[str]]:
+def private_streams() -> tuple[IO[str], IO[str]]:
     """Move the protocol off stdin and stdout, so that a kernel that prints or reads cannot disturb it."""
     requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -118,7 +118,7 @@ def _private_streams() -> tuple[IO[str], IO[str]]:
     return requests, replies
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A parent that is killed outright must not leave a hanging kernel behind (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

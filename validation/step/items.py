@@ -72,6 +72,13 @@ FULL = (
 )
 
 
+def cost(item: Item, provider: str) -> float:
+    """About how long a walk takes, in units of the cheapest: what is begun first, so that none is left to
+    run alone."""
+    interpreted = 12.0 if provider in SLOW else 1.0
+    return interpreted * item.layers * item.ranks * (1 + item.drafts) * (1 + item.steps)
+
+
 def items(provider: str, tier: str, only: Sequence[str] = (), steps: int | None = None) -> list[Item]:
     """The walks of a provider. ``only``: names; ``steps``: of the free-running and the long
     walk."""
