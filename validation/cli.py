@@ -41,6 +41,7 @@ class Command:
 # A new subcommand is one line here and one module.
 COMMANDS = (
     Command("kernels", "judge the kernels of single operations", "validation.commands.kernels"),
+    Command("sync", "prove mailbox protocols over all interleavings", "validation.commands.sync"),
     Command("evals", "compare two backends end to end on walked tokens and tasks", "evals.command"),
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),
