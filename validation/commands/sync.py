@@ -1,8 +1,7 @@
 """``lockstep sync``: prove the subject's mailbox protocols over all interleavings, and find planted faults.
 
-Exit status 0 if every protocol is proved safe and every planted fault is found; 1 for an unplanted
-violation, with its smallest trace as a sequence diagram; 2 if something was not proved or a planted fault was
-not found.
+Exit status 0 if every protocol is proved safe and every planted fault is found; 1 for an unplanted violation,
+with its smallest trace as a sequence diagram; 2 if something was not proved or a planted fault was not found.
 
 Catches: protocols that are unsafe as specified, for the layers, ranks and batches asked for. Cannot catch:
 kernels that do not follow the specification, and what the memory model in ``validation.sync.events`` leaves
@@ -72,7 +71,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 
 
 def _faults(options: argparse.Namespace) -> list[Fault]:
-    """Negative controls: all, or those named; none where only some protocols are asked for."""
+    """Negative controls: all, or those named."""
     from validation.sync.faults import FAULTS
     from validation.sync.verify import fault_named
 

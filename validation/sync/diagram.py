@@ -12,14 +12,22 @@ from validation.sync.minimal import steps
 from validation.sync.state import Violation
 
 WIDTH = 9  # columns of one lifeline
+LONGEST = 20  # events drawn; of a longer run the last ones
 
 
 def sequence(program: Program, trace: Sequence[int], violation: Violation) -> str:
     """The diagram: ``*`` acts, ``o`` receives. The last line is the violation."""
     lines = ["".join(f"rank {rank}".ljust(WIDTH) for rank in range(program.ranks))]
-    for number, step in enumerate(steps(program, trace), 1):
+    drawn = steps(program, trace)
+    if len(drawn) > LONGEST:
+        lines.append(f"{_waiting(program)}     {len(drawn) - LONGEST} earlier events, all needed")
+    for number, step in list(enumerate(drawn, 1))[-LONGEST:]:
         lines.append(f"{_lifelines(program, step)}{number:3}  {_words(program, step)}")
     return "\n".join([*lines, f"{violation.invariant}: {violation.message}"])
+
+
+def _waiting(program: Program) -> str:
+    return ":".ljust(WIDTH) * program.ranks
 
 
 def _lifelines(program: Program, step: list[int]) -> str:

@@ -1,12 +1,10 @@
 """A run of a protocol as a set of events: what happens, to which words, after which other events.
 
 The memory model. A store is the event of its *arrival* at one word of one rank. It comes after what its
-kernel
-did before it, and after earlier stores of the same rank to the same word; nothing else orders it, so stores
-to
-different words are delayed and reordered at will, and a fragment arrives in parts. A kernel's completion
-waits for its local stores, not for those to other ranks. A poll re-reads until no word that it judges is the
-sentinel. Program order and completion edges are the only fences.
+kernel did before it, and after earlier stores of the same rank to the same word; nothing else orders it, so
+stores to different words are delayed and reordered at will, and a fragment arrives in parts. A kernel's
+completion waits for its local stores, not for those to other ranks. A poll re-reads until no word that it
+judges is the sentinel. Program order and completion edges are the only fences.
 
 What this cannot represent: caches and scopes below one word per rank, values out of thin air, speculation of
 loads past a poll, fairness of the scheduler (co-residency), time.
@@ -29,8 +27,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Word:
-    """One 4-byte word of a mailbox. ``group``: rows that the same batches use; ``part``: word of a
-    fragment."""
+    """One 4-byte word. ``group``: rows that the same batches use; ``part``: its place in a fragment."""
 
     rank: int
     exchange: str
@@ -62,8 +59,8 @@ class Event:
 @dataclass
 class Program:
     """All events of all ranks. ``names[tag]``: a publication in words. ``plans[rank]``: which launches it
-    makes.
-    ``foreign``: tags of publications that belong to another token."""
+    makes. ``foreign``: tags of publications that belong to another token.
+    """
 
     ranks: int
     events: list[Event] = field(default_factory=list)
@@ -78,12 +75,18 @@ class Program:
     access: list[list[int]] = field(default_factory=list)
     before: list[int] = field(default_factory=list)
     readers: dict[tuple[int, int], int] = field(default_factory=dict)
+    successors: list[list[int]] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
 
     def close(self) -> Program:
         """Index what the search asks for: accesses and stores of each word, predecessors as bits, readers."""
         self.stores = [[] for _ in self.words]
         self.access = [[] for _ in self.words]
+        self.successors = [[] for _ in self.events]
+        self.missing = [len(set(event.after)) for event in self.events]
         for event in self.events:
+            for i in set(event.after):
+                self.successors[i].append(event.index)
             self.before.append(sum(1 << i for i in set(event.after)))
             for word, tag in zip(event.words, event.tags, strict=True):
                 self.access[word].append(event.index)

@@ -15,7 +15,8 @@ from validation.sync.setting import Setting
 @dataclass(frozen=True)
 class Edit:
     """``exchange`` and ``kernel`` set a field; ``drop`` leaves an action out; ``swap`` puts another in its
-    place."""
+    place.
+    """
 
     what: Literal["exchange", "kernel", "drop", "swap"]
     name: str
@@ -26,8 +27,8 @@ class Edit:
 @dataclass(frozen=True)
 class Fault:
     """``kind`` and ``report``: of the catalogue of public reports. Without edits the setting itself is the
-    fault;
-    ``safe`` is then the layer pattern that is none."""
+    fault; ``safe`` is then the layer pattern that is none.
+    """
 
     name: str
     kind: str

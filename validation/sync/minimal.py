@@ -1,8 +1,7 @@
 """The smallest part of a violating run that still violates: what is not needed for it is left out.
 
 Catches nothing by itself. The result is minimal, not always shortest: no event can be left out, but another
-run
-might need fewer.
+run might need fewer.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Sequence
 
 from validation.sync.events import Kind, Program
 from validation.sync.state import State, Violation
+
+LONG = 600  # events; longer runs are only cut down to their causes
 
 
 def replay(program: Program, order: Sequence[int]) -> tuple[Violation | None, list[int]]:
@@ -30,8 +31,11 @@ def minimal(program: Program, trace: Sequence[int], violation: Violation) -> lis
     if violation.event < 0:
         return list(trace)
     kept = list(trace)
+    found, done = replay(program, _causes(program, trace))
+    if found and found.event == violation.event:
+        kept = done
     size = max(1, len(kept) // 2)
-    while size:
+    while size and (size > 1 or len(kept) <= LONG):
         start = len(kept) - 1 - size
         while start > -size:
             tried = kept[: max(0, start)] + kept[start + size :]
@@ -39,8 +43,28 @@ def minimal(program: Program, trace: Sequence[int], violation: Violation) -> lis
             if found and (found.event, found.invariant) == (violation.event, violation.invariant):
                 kept = done
             start -= size
-        size //= 2
+        size = size // 2 if len(kept) <= LONG else 0
     return _gathered(program, kept, violation)
+
+
+def _causes(program: Program, trace: Sequence[int]) -> list[int]:
+    """What the last event of a trace needs: program order, and what its words held before."""
+    latest: dict[int, list[int]] = {}
+    seen: dict[int, list[int]] = {}
+    for index in trace:
+        event = program.events[index]
+        seen[index] = [i for word in event.words for i in latest.get(word, [])]
+        if event.kind is Kind.STORE:
+            latest[event.words[0]] = [*latest.get(event.words[0], [])[-1:], index]
+        elif event.kind is Kind.REARM:
+            for word in event.words:
+                latest[word] = [index]
+    needed = {trace[-1]}
+    for index in reversed(trace):
+        if index in needed:
+            needed.update(program.events[index].after)
+            needed.update(seen[index])
+    return [index for index in trace if index in needed]
 
 
 def _gathered(program: Program, kept: list[int], violation: Violation) -> list[int]:

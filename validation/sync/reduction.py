@@ -1,16 +1,13 @@
 """Partial-order reduction: a persistent set of one event, where there is one.
 
 Two events conflict if both touch a word and one of them writes it. An enabled event that conflicts with
-nothing
-that could still happen before it is a persistent set by itself: exploring it alone loses no deadlock and no
-violated assertion, since programs have no cycles (Godefroid 1996, persistent sets; Valmari, stubborn sets).
-What could happen before it is over-approximated: values of words are ignored, and a poll may return if any
-store
-to each of its words may arrive.
+nothing that could still happen before it is a persistent set by itself: exploring it alone loses no deadlock
+and no violated assertion, since programs have no cycles (Godefroid 1996, persistent sets; Valmari, stubborn
+sets). What could happen before it is over-approximated: values of words are ignored, and a poll may return if
+any store to each of its words may arrive.
 
 Catches nothing by itself. Where a protocol is free of races every state has such an event and the search is
-one
-path; where it has a race, both orders are explored.
+one path; where it has a race, both orders are explored.
 """
 
 from __future__ import annotations
@@ -28,8 +25,7 @@ class Reduction:
         self.conflicts = [self._conflicts(i) for i in range(len(program.events))]
 
     def _conflicts(self, index: int) -> list[int]:
-        """Events that touch the same word, one of the two writing, and that program order leaves
-        unordered."""
+        """Events on the same word, one of the two writing, that program order leaves unordered."""
         event, found = self.program.events[index], set()
         for word in event.words:
             for other in self.program.access[word]:

@@ -2,8 +2,7 @@
 
 Catches every violation of the invariants in ``state`` that some interleaving of the program reaches, within
 the memory model of ``events``. ``explore`` that ends within its limit is a proof for that program; random
-walks
-prove nothing. Cannot catch: what other ranks, layers and batches would do.
+walks prove nothing. Cannot catch: what other ranks, layers and batches would do.
 """
 
 from __future__ import annotations

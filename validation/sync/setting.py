@@ -3,9 +3,8 @@ launches.
 
 Letters of a layer pattern: K is KDA with experts, A is MLA with experts, D is KDA with a dense MLP summed by
 the framework, L a layer whose MLP has no exchange between ranks. Bare layers, which the subject has only
-within
-others: R is one call of a Lamport all-reduce with three stages, E the experts' workspaces, S the small-batch
-mailboxes of one rank; nothing else synchronises them.
+within others: R is one call of a Lamport all-reduce with three stages, E the experts' workspaces, S the
+small-batch mailboxes of one rank; nothing else synchronises them.
 
 What this catches: patterns, ranks and batches that cannot be, in one line. What it cannot say: which of two
 captured variants a replay takes; a batch stands for its own captured graph.
@@ -30,9 +29,8 @@ class Setting:
     ``batches``: rows of each step in turn. ``targets``: exchanges modelled word for word; the others carry
     synchronisation with one word a slot. ``stops``: layers that the first step makes before it is abandoned
     (0: all). ``other_batches``: (rank, batches) of a rank that takes another plan. ``other_token``: (rank,
-    step)
-    from which a rank works on another token. ``missing``: edges that are left out. ``barrier``: a step starts
-    with the framework's all-reduce of the embedding.
+    step) from which a rank works on another token. ``missing``: edges that are left out. ``barrier``: a step
+    starts with the framework's all-reduce of the embedding.
     """
 
     ranks: int = 2
@@ -79,8 +77,7 @@ def groups(batches: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def launches(setting: Setting, layer: int, batch: int) -> list[str]:
-    """Kernels of one layer in launch order (kimi_k3_ops.md, table 3.0; side kernels stand where they
-    fork)."""
+    """Kernels of one layer in launch order (kimi_k3_ops.md, table 3.0; side kernels where they fork)."""
     letter = setting.layers[layer]
     if letter in BARE:
         return BARE[letter] if letter != "E" or batch <= 8 else ["ExpertsGrouped"]

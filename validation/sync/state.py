@@ -2,9 +2,8 @@
 
 Catches, at the event that breaks it: a payload that is the sentinel (A), a fragment judged by part of its
 words (B), a stale or erased publication and a publication into a word that is not re-armed (C), a counter
-left
-dirty, a rank that takes another plan or token, program data used out of order, a poll that never returns.
-Cannot catch: wrong arithmetic, and anything the memory model in ``events`` leaves out.
+left dirty, a rank that takes another plan or token, program data used out of order, a poll that never
+returns. Cannot catch: wrong arithmetic, and anything the memory model in ``events`` leaves out.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ class Invariant(StrEnum):
 @dataclass(frozen=True)
 class Violation:
     """A broken invariant, where, and what was found in words. ``event``: the one that breaks it, -1 for a
-    hang."""
+    hang.
+    """
 
     invariant: Invariant
     event: int
@@ -46,11 +46,7 @@ class State:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.done, self.memory = 0, list(program.initial)
-        self.successors: list[list[int]] = [[] for _ in program.events]
-        self.missing = [len(set(event.after)) for event in program.events]
-        for event in program.events:
-            for i in set(event.after):
-                self.successors[i].append(event.index)
+        self.successors, self.missing = program.successors, list(program.missing)
         self.ready = {i for i, count in enumerate(self.missing) if not count}
 
     def copy(self) -> State:

@@ -45,8 +45,7 @@ class Outcome:
 
 
 def examine(subject: Subject, setting: Setting, limit: int = search.LIMIT) -> Outcome:
-    """Explore a setting; programs too large for that are walked at random. Raises UserError for bad
-    settings."""
+    """Explore a setting; a program too large for that is walked at random. Raises UserError if it cannot be."""
     check(setting)
     began = time.perf_counter()
     program = build(subject, setting)
