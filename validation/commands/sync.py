@@ -81,19 +81,22 @@ def _faults(options: argparse.Namespace) -> list[Fault]:
 def _jobs(options: argparse.Namespace) -> list[tuple[Protocol, Setting]]:
     """Protocols in all settings asked for; none where single faults are planted."""
     from validation.sync.kimi_k3 import subject
-    from validation.sync.protocols import LAYERS, PROTOCOLS, RANKS, protocol_named
+    from validation.sync.protocols import PROTOCOLS, RANKS, protocol_named
     from validation.sync.setting import pattern
     from validation.sync.verify import settings
 
-    layers = LAYERS if options.layers is None else options.layers
-    if options.moe_layers is not None:
-        layers = pattern(options.moe_layers)
+    layers = options.layers if options.moe_layers is None else pattern(options.moe_layers)
     batches = None if options.batches is None else tuple(options.batches)
     plans = (options.plan,) if options.plan else ()
     chosen = [protocol_named(name) for name in options.protocol] or list(PROTOCOLS)
     ranks = options.ranks or RANKS
     k3 = subject()
-    jobs = [(p, s) for p in chosen for n in ranks for s in settings(k3, p, n, layers, batches, plans)]
+    jobs = [
+        (p, s)
+        for p in chosen
+        for n in ranks
+        for s in settings(k3, p, n, p.layers if layers is None else layers, batches, plans)
+    ]
     if not jobs:
         names = " ".join(protocol.name for protocol in chosen)
         raise UserError(f"no such step uses {names}; see lockstep sync --list for what there is")
@@ -191,6 +194,8 @@ def _summary(verdict: str, proofs: list[Proof], controls: list[Control], seconds
     states = sum(outcome.states for _, outcome in proofs)
     lines = [f"negative controls: {len(found)} of {len(controls)} planted faults found"]
     lines[0] += f", traces of at most {longest} events" if found else ""
+    if not proofs:
+        return f"{lines[0]}\n{verdict.upper()}: only planted faults were asked for"
     safe = sum(outcome.answer == "safe" for _, outcome in proofs)
     lines.append(f"{verdict.upper()}: {safe} of {len(proofs)} runs proved safe")
     lines[-1] += f", {states:,} states, in {seconds:.0f} s"

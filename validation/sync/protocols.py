@@ -21,13 +21,14 @@ RANKS = (2, 3, 4)
 
 @dataclass(frozen=True)
 class Protocol:
-    """``exchanges``: judged word for word. ``plans``: whose dispatch has them."""
+    """``exchanges``: judged word for word. ``plans``: whose dispatch has them. ``layers``: the default."""
 
     name: str
     summary: str
     exchanges: tuple[str, ...]
     plans: tuple[int, ...] = (TP8, TP16)
     dcp: bool = False
+    layers: str = LAYERS
 
 
 SMALL = ("x_moe", "scores", "hg", "g", "w", "s", "ids")
@@ -52,6 +53,7 @@ PROTOCOLS = (
         "query, partial rows and LSE under context parallelism",
         ("dcp_q", "dcp_partial", "dcp_lse"),
         dcp=True,
+        layers="DAA",  # both parities of the MLA ordinal in one step
     ),
     Protocol("small_batch_tp8", "mailboxes of one row at TP8", (*SMALL, "h2_tp8"), (TP8,)),
     Protocol("small_batch_tp16", "mailboxes of one or two rows at TP16", (*SMALL, "h2"), (TP16,)),

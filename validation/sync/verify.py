@@ -45,7 +45,7 @@ class Outcome:
 
 
 def examine(subject: Subject, setting: Setting, limit: int = search.LIMIT) -> Outcome:
-    """Explore a setting; a program too large for that is walked at random. Raises UserError if it cannot be."""
+    """Explore a setting; a program too large for that is walked at random. Raises UserError."""
     check(setting)
     began = time.perf_counter()
     program = build(subject, setting)

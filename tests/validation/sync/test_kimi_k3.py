@@ -17,7 +17,7 @@ def answers(name: str, layers: str, batches: tuple[int, ...]) -> set[str]:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_it_is_safe_with_two_ranks_over_changing_batches(protocol: Protocol) -> None:
-    runs = settings(subject(), protocol, 2, "DKA", None, ())
+    runs = settings(subject(), protocol, 2, protocol.layers, None, ())
     assert len(runs) >= 14
     for setting in runs[::5]:
         assert examine(subject(), setting).answer == "safe", setting
