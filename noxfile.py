@@ -1,5 +1,5 @@
-"""The sessions: ``kernels``, ``step`` and ``evals`` (the main jobs), ``tests`` and ``lint``. Arguments after
-``--`` go to the command.
+"""The sessions: ``kernels``, ``step``, ``sync`` and ``evals`` (the main jobs), ``tests`` and ``lint``.
+Arguments after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -36,6 +36,12 @@ def kernels(session: nox.Session) -> None:
 def step(session: nox.Session) -> None:
     """Judge whole decode steps: quick tier on the CPU, unless arguments after -- say otherwise."""
     run(session, "-m", "validation", "step", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def sync(session: nox.Session) -> None:
+    """Prove the subject's mailbox protocols and find all planted faults, for 2 and 3 ranks by default."""
+    run(session, "-m", "validation", "sync", *(session.posargs or ("--ranks", "2", "3")))
 
 
 @nox.session(venv_backend="none")
