@@ -98,8 +98,10 @@ def test_threads_are_one(tmp_path: Path) -> None:
     assert torch.get_num_threads() == 1
 
 
-DYING = FAULTY.replace("a.state[a.slots[:, 0].long()] *= 0.999", "os._exit(7)").replace(
-    "import torch", "import os\n\nimport torch", 1
+DYING = (
+    FAULTY.replace("a.state[a.slots[:, 0].long()] *= 0.999", "os._exit(7)")
+    .replace("import torch", "import os\n\nimport torch", 1)
+    .replace('provider="faulty"', 'provider="dying"')
 )
 
 
@@ -107,10 +109,10 @@ DYING = FAULTY.replace("a.state[a.slots[:, 0].long()] *= 0.999", "os._exit(7)").
 def test_a_walk_that_ends_its_process_costs_no_other_walk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "faulty.py").write_text(DYING)
-    words = ("--plugin", str(tmp_path / "faulty.py"), "--provider", "faulty", "--provider", "torch")
+    (tmp_path / "dying.py").write_text(DYING)
+    words = ("--plugin", str(tmp_path / "dying.py"), "--provider", "dying", "--provider", "torch")
     assert _step(tmp_path, *words, "--only", "tenants", "--json", str(tmp_path / "r.json")) == 3
     cases = {case["provider"]: case for case in json.loads((tmp_path / "r.json").read_text())["cases"]}
-    assert cases["faulty"]["verdict"] == "error"
-    assert cases["faulty"]["note"] == "its process ended with status 7"
+    assert cases["dying"]["verdict"] == "error"
+    assert cases["dying"]["note"] == "its process ended with status 7"
     assert cases["torch"]["verdict"] == "pass"
