@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.triton_portable.experts_dot import LOWERED, block_sums, store_pairs
-from kernels_under_test.triton_portable.mx import rescale, scale_code, scale_value, to_e4m3
+from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, scale_value, to_e4m3
 from kernels_under_test.triton_portable.precise import situ
 from kernels_under_test.triton_portable.rank_partials import published
 
@@ -176,8 +176,7 @@ def _hide(gate_up, pair, tile, blocks, hidden, factors, FLOOR: tl.constexpr):
     """Store one block of a pair's hidden: what MXFP8 keeps of SiTU of 32 gate and 32 up values [32, 2]."""
     g, u = tl.split(gate_up)
     h = situ(g, u, 4.0, 25.0)
-    # NaN is ignored by the maximum, as in the subject's.
-    code = scale_code(tl.max(tl.where(h == h, tl.abs(h), 0.0), axis=0), FLOOR)
+    code = scale_code(block_maximum(h, 0), FLOOR)
     codes = to_e4m3(h * rescale(code))[None, :]
     block = pair.to(tl.int64) * blocks + tile + tl.arange(0, 1)
     store_pairs(codes, code + tl.zeros([1], dtype=tl.int32), hidden, factors, block, block >= 0)

@@ -95,6 +95,21 @@ def _store_copies(
 
 
 @triton.jit
+def _places(
+    rows_wanted, weight, stride_rows_wanted, stride_weight_rank, stride_weight, samples, shard,
+    INDEXED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Tokens and samples of this program, the samples' rows of x, and where the tokens' weights begin."""
+    token = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    sample = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row = sample
+    if INDEXED:
+        row = tl.load(rows_wanted + sample * stride_rows_wanted, mask=sample < samples, other=0).to(tl.int64)
+    rank = token // shard
+    return token, sample, row, weight + rank * stride_weight_rank + (token - rank * shard) * stride_weight
+
+
+@triton.jit
 def head_skinny_kernel(
     x, rows_wanted, weight, out, stride_x, stride_rows_wanted, stride_weight_rank, stride_weight,
     stride_out_rank, stride_out, samples, columns, shard, org_vocab, ranks, scale,
@@ -102,13 +117,10 @@ def head_skinny_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Logits of ROWS samples and COLUMNS tokens by multiply-adds over lanes of K."""
-    token = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    sample = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = sample
-    if INDEXED:
-        row = tl.load(rows_wanted + sample * stride_rows_wanted, mask=sample < samples, other=0).to(tl.int64)
-    rank = token // shard
-    w_row = weight + rank * stride_weight_rank + (token - rank * shard) * stride_weight
+    token, sample, row, w_row = _places(
+        rows_wanted, weight, stride_rows_wanted, stride_weight_rank, stride_weight, samples, shard, INDEXED,
+        ROWS, COLUMNS,
+    )  # fmt: skip
     at = tl.arange(0, STEP)
     total = tl.zeros([ROWS, COLUMNS, STEP], dtype=tl.float32)
     for start in range(0, columns, STEP):
@@ -133,13 +145,10 @@ def head_dot_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """Logits of ROWS samples and COLUMNS tokens on tensor cores."""
-    token = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    sample = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row = sample
-    if INDEXED:
-        row = tl.load(rows_wanted + sample * stride_rows_wanted, mask=sample < samples, other=0).to(tl.int64)
-    rank = token // shard
-    w_row = weight + rank * stride_weight_rank + (token - rank * shard) * stride_weight
+    token, sample, row, w_row = _places(
+        rows_wanted, weight, stride_rows_wanted, stride_weight_rank, stride_weight, samples, shard, INDEXED,
+        ROWS, COLUMNS,
+    )  # fmt: skip
     at = tl.arange(0, STEP)
     total = tl.zeros([COLUMNS, ROWS], dtype=tl.float32)
     for start in range(0, columns, STEP):

@@ -53,6 +53,13 @@ def to_e4m3(x):
 
 
 @triton.jit
-def from_e4m3(code):
-    """E4M3 bytes (uint8) as FP32."""
-    return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+def quantise_tile(x, codes, scales, tile, blocks, FLOOR: tl.constexpr, BLOCKS: tl.constexpr):
+    """BF16 of one row at ``x`` to E4M3 bytes and E8M0 bytes: BLOCKS blocks of 32 columns from tile * BLOCKS
+    on, of ``blocks`` in all."""
+    block = tile * BLOCKS + tl.arange(0, BLOCKS)
+    column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
+    live = (block < blocks)[:, None] & (column >= 0)
+    v = tl.load(x + column, mask=live, other=0.0).to(tl.float32)
+    code = scale_code(block_maximum(v, 1), FLOOR)
+    tl.store(scales + block, code.to(tl.uint8), mask=block < blocks)
+    tl.store(codes + column, to_e4m3(v * rescale(code)[:, None]), mask=live)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, programmatic
-from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, to_e4m3
+from kernels_under_test.triton_portable.mx import quantise_tile
 from validation.dispatch.table import Route
 from validation.errors import UserError
 
@@ -39,13 +39,10 @@ def mx_quantize_kernel(
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
-    column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
-    live = (block < blocks)[:, None] & (column >= 0)
-    v = tl.load(x + row * stride_x + column, mask=live, other=0.0).to(tl.float32)
-    code = scale_code(block_maximum(v, 1), FLOOR)
-    tl.store(scales + row * stride_scales + block, code.to(tl.uint8), mask=block < blocks)
-    tl.store(codes + row * stride_codes + column, to_e4m3(v * rescale(code)[:, None]), mask=live)
+    quantise_tile(
+        x + row * stride_x, codes + row * stride_codes, scales + row * stride_scales, tl.program_id(0),
+        blocks, FLOOR, BLOCKS,
+    )  # fmt: skip
 
 
 def reason(width: int) -> str | None:

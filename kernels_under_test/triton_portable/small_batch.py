@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kernels_under_test.triton_portable import experts, moe_tail, route
 from kernels_under_test.triton_portable.launch import interpreted, need_dense_last_axis, power_of_two
-from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, to_e4m3
+from kernels_under_test.triton_portable.mx import quantise_tile
 from kernels_under_test.triton_portable.rank_partials import published
 from kernels_under_test.triton_portable.route import route_kernel
 from kernels_under_test.triton_portable.shared_expert import down_skinny, gate_up_situ
@@ -94,18 +94,6 @@ def front_shared_kernel(
 
 
 @triton.jit
-def _quantise(x, codes, scales, row, tile, stride_x, blocks, BLOCKS: tl.constexpr):
-    """MXFP8 of one tile of blocks of a latent row, by the rule without saturation."""
-    block = tile * BLOCKS + tl.arange(0, BLOCKS)
-    column = block[:, None] * 32 + tl.arange(0, 32)[None, :]
-    live = (block < blocks)[:, None] & (column >= 0)
-    v = tl.load(x + row * stride_x + column, mask=live, other=0.0).to(tl.float32)
-    code = scale_code(block_maximum(v, 1), False)
-    tl.store(scales + row * blocks + block, code.to(tl.uint8), mask=block < blocks)
-    tl.store(codes + row * blocks * 32 + column, to_e4m3(v * rescale(code)[:, None]), mask=live)
-
-
-@triton.jit
 def route_shared_kernel(
     logits, bias, ids, weights, scratch, latent, codes, scales, hidden, down, partial,
     stride_logits, stride_ids, stride_weights, stride_latent, stride_down_rank, stride_down,
@@ -126,7 +114,11 @@ def route_shared_kernel(
             )  # fmt: skip
     elif role <= tiles:
         if rank == 0:
-            _quantise(latent, codes, scales, row.to(tl.int64), role - 1, stride_latent, blocks, BLOCKS)
+            place = row.to(tl.int64)
+            quantise_tile(
+                latent + place * stride_latent, codes + place * blocks * 32, scales + place * blocks,
+                role - 1, blocks, False, BLOCKS,
+            )  # fmt: skip
     else:
         if row == 0:
             down_skinny(
