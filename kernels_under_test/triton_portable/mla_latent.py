@@ -3,9 +3,10 @@
 A program takes a tile of query rows (token t and head h of a request are row t * H + h) and one split of the
 keys, and runs an online softmax in base two. FP8 values are exact in BF16, and a weight is the sum of three
 BF16 numbers (8 bits each of its 24), so products are exact and sums FP32. On Hopper a warp group multiplies
-what lies in shared memory: keys are its 64 rows in both products, and a block of them is put there once. Partial rows and their log2 sums
-are FP32 and are merged in the order of the splits: equal calls give equal bits. A split without keys writes a
-log sum of -inf and no row; a merge does not read its row.
+what lies in shared memory: keys are its 64 rows in both products, and a block of them is put there once.
+
+Partial rows and their log2 sums are FP32 and are merged in the order of the splits: equal calls give equal
+bits. A split without keys writes a log sum of -inf and no row; a merge does not read its row.
 
 What this cannot show: the subject's clusters and its fast paths in other number formats.
 """
