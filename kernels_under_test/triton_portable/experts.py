@@ -48,13 +48,12 @@ BLOCKS = 4  # of 32 columns that a warp takes of a row at a time: what ``experts
 
 @dataclass(frozen=True)
 class Sweep:
-    """How a product passes over its weights: warps of a program; fours of blocks that it takes at a time; how
-    many of its steps ahead weights are sent to L2; whether loads stay where they are written; the most
-    registers of a thread (None: as the assembler likes). A warp takes 32 rows of four blocks."""
+    """How a product passes over its weights: warps of a program; fours of blocks that it takes at a time;
+    whether loads stay where they are written; the most registers of a thread (None: as the assembler likes).
+    A warp takes 32 rows of four blocks."""
 
     warps: int
     ahead: int = 1
-    far: int = 0
     hold: bool = True
     registers: int | None = None
 
@@ -68,7 +67,6 @@ class Sweep:
             "STEPS": steps,
             "EVEN": groups % (held * ahead) == 0,
             "HOLD": self.hold,
-            "FAR": min(self.far, steps - 1),
             "num_warps": self.warps,
             "maxnreg": self.registers,
         }
@@ -94,8 +92,13 @@ class Tactic:
 # Largest batch of the range -> tactic.
 TACTICS = {
     1: Tactic("pair", Sweep(warps=8, ahead=4), Sweep(warps=2), down_rows=32),
-    4: Tactic("pair", Sweep(warps=4, ahead=4), Sweep(warps=2), down_rows=32),
-    128: Tactic("expert", Sweep(warps=4, ahead=2), Sweep(warps=4), down_rows=64),
+    4: Tactic("pair", Sweep(warps=8, ahead=4), Sweep(warps=2), down_rows=32),
+    128: Tactic(
+        "expert",
+        Sweep(warps=4, ahead=2, hold=False, registers=96),
+        Sweep(warps=4, hold=False, registers=88),
+        down_rows=64,
+    ),
 }
 ADDED = 512  # columns of a program of ``slots_kernel``
 # The interpreter pays by the operation, not by the element.
@@ -204,7 +207,7 @@ class _Scratch:
 def _prepare(a: ExpertsArguments, s: _Scratch, tactic: Tactic) -> None:
     """Decode the latent; for units of an expert sort the pairs and cut them into these."""
     (batch, slots), pairs, groups = a.ids.shape, a.ids.numel(), a.x.shape[1] // 32
-    blocks, ranked, chunk = (power_of_two(groups), 64, 64) if interpreted(a.x) else (16, 16, 128)
+    blocks, ranked, chunk = (power_of_two(groups), 64, 64) if interpreted(a.x) else (16, 4, 1024)
     pieces = triton.cdiv(groups, blocks)
     grouped = tactic.unit == "expert"
     early = programmatic(a.x)

@@ -86,16 +86,6 @@ def hold_order():
 
 
 @triton.jit
-def to_l2(place):
-    """What lies at ``place`` is on its way to L2. No register waits for it."""
-    if ASSEMBLED:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32,
-            is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@triton.jit
 def _mine(pairs, zeros, one, two, inside):
     """What a thread gives to ``mma``: pairs of the four words of a block. Where another thread's block is
     multiplied it takes zeros from memory: no register has to be cleared."""

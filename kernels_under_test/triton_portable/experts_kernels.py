@@ -25,7 +25,6 @@ from kernels_under_test.triton_portable.experts_dot import (
     block_sums,
     hold_order,
     store_pairs,
-    to_l2,
 )
 from kernels_under_test.triton_portable.mx import block_maximum, rescale, scale_code, to_e4m3
 from kernels_under_test.triton_portable.precise import situ
@@ -185,23 +184,6 @@ def _add(total, asked, held, factor):
 
 
 @triton.jit
-def _far(w, row, rows, group, STRIDE: tl.constexpr, APART: tl.constexpr, FULL: tl.constexpr):
-    """Of the four rows of four neighbours each one's own, where the first block of the four begins: what one
-    thread sends to L2 serves all of them."""
-    lane = group % 4
-    own = row + lane % 2 * APART + lane // 2
-    if not FULL:
-        own = tl.minimum(own, rows - 1)
-    return w + (own.to(tl.int64) * STRIDE + group - lane) * 4
-
-
-@triton.jit
-def _send(far, past, group, last, EVEN: tl.constexpr):
-    """What lies ``past`` blocks further on goes to L2; nothing beyond the row does."""
-    to_l2(far + past * 4 if EVEN else far + tl.minimum(past, last - group // 4 * 4) * 4)
-
-
-@triton.jit
 def _step(
     upper, lower, asked, asked_lower, places, x, zeros, factors, one, two, past, further, group, last,
     MORE: tl.constexpr, EVEN: tl.constexpr, HOLD: tl.constexpr,
@@ -225,20 +207,16 @@ def _step(
 
 @triton.jit
 def _sums(
-    a, b, at, far, x, zeros, factors, one, two, group, last, TAKEN: tl.constexpr, STEPS: tl.constexpr,
-    EVEN: tl.constexpr, HOLD: tl.constexpr, FAR: tl.constexpr,
+    a, b, at, x, zeros, factors, one, two, group, last, TAKEN: tl.constexpr, STEPS: tl.constexpr,
+    EVEN: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """Sums [items, 4] over all blocks, of two rows each (see ``block_sums``); the first blocks, ``a`` and
     ``b``, have been asked for."""
-    END: tl.constexpr = (STEPS - 1) * TAKEN
     upper = tl.zeros(a[0].shape, dtype=tl.float32)
     lower = tl.zeros(a[0].shape, dtype=tl.float32)
     # Two steps at a time: what has been asked for needs no copy to become what is at hand.
     for i in range(0, (STEPS - 1) // 2):
         past = i * 2 * TAKEN
-        if FAR > 0 and FAR + 1 < STEPS:
-            _send(far, tl.minimum(past + (FAR + 1) * TAKEN, END), group, last, EVEN)
-            _send(far, tl.minimum(past + (FAR + 2) * TAKEN, END), group, last, EVEN)
         upper, lower, c, d = _step(
             upper, lower, a, b, at, x, zeros, factors, one, two, past, past + TAKEN, group, last,
             True, EVEN, HOLD,
@@ -272,7 +250,7 @@ def _products(
     x, factors, zeros, one, two, w, scales, first, rows, groups,
     STRIDE: tl.constexpr, STRIDE_SCALE: tl.constexpr, APART: tl.constexpr, FULL: tl.constexpr,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr, STEPS: tl.constexpr, EVEN: tl.constexpr,
-    HOLD: tl.constexpr, FAR: tl.constexpr, WAIT: tl.constexpr,
+    HOLD: tl.constexpr, WAIT: tl.constexpr,
 ):  # fmt: skip
     """Weight rows ``first + i`` and ``first + APART + i``, i < ROWS, times activation rows ``one`` and
     ``two``: FP32 [ROWS, 2], the upper rows first, of each activation row. AHEAD * GROUPS blocks of a row are
@@ -280,9 +258,8 @@ def _products(
     either kind, so that it reads the activations once for four rows.
 
     ``rows``: how many there are (unless ``FULL``, beyond them the last one stands); ``STRIDE`` of them in
-    fours of words. ``EVEN``: all blocks of all steps exist. ``HOLD``: see ``hold_order``. ``FAR``: how many
-    steps ahead weights are sent to L2. ``WAIT``: for the kernel before, once the first weights have been
-    asked for."""
+    fours of words. ``EVEN``: all blocks of all steps exist. ``HOLD``: see ``hold_order``. ``WAIT``: for
+    the kernel before, once the first weights have been asked for."""
     HALF: tl.constexpr = ROWS // 2
     TAKEN: tl.constexpr = AHEAD * GROUPS
     item = tl.arange(0, TAKEN * HALF)
@@ -292,16 +269,11 @@ def _products(
     at = _places(w, scales, row, rows, group, STRIDE, STRIDE_SCALE, APART, FULL)
     a = _ask(at[0], at[1], at[4], at[5], 0, group, last, EVEN, HOLD)
     b = _ask(at[2], at[3], at[6], at[7], 0, group, last, EVEN, HOLD)
-    far = _far(w, row, rows, group, STRIDE, APART, FULL)
-    for i in tl.static_range(1, FAR + 1):
-        _send(far, i * TAKEN, group, last, EVEN)
     one, two = one.to(tl.int64) * groups, two.to(tl.int64) * groups
     if WAIT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    upper, lower = _sums(
-        a, b, at, far, x, zeros, factors, one, two, group, last, TAKEN, STEPS, EVEN, HOLD, FAR
-    )
+    upper, lower = _sums(a, b, at, x, zeros, factors, one, two, group, last, TAKEN, STEPS, EVEN, HOLD)
     found = tl.join(_reduced(upper, AHEAD, HALF, GROUPS), _reduced(lower, AHEAD, HALF, GROUPS))
     return tl.split(tl.reshape(tl.permute(found, [0, 3, 1, 2]), [ROWS, 2, 2]))
 
@@ -323,7 +295,7 @@ def up_kernel(
     stride_ids, stride_w, stride_s, slots, groups, blocks,
     STRIDE: tl.constexpr, STRIDE_SCALE: tl.constexpr, PADDED: tl.constexpr, FLOOR: tl.constexpr,
     GROUPED: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr, STEPS: tl.constexpr,
-    EVEN: tl.constexpr, HOLD: tl.constexpr, FAR: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, HOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One block of the hidden of a unit's pairs, from 32 gate and 32 up rows of its expert. ``latent`` and
     ``w13`` are words, strides of ``w13`` four of them, so that a thread takes a block by one load."""
@@ -337,7 +309,7 @@ def up_kernel(
         first, second = _products(
             latent, factors, zeros, one // slots, tl.where(two < 0, one, two) // slots,
             w13 + expert * stride_w * 4, w13_scale + expert * stride_s, tile * 32, 0, groups, STRIDE,
-            STRIDE_SCALE, PADDED, True, 32, GROUPS, AHEAD, STEPS, EVEN, HOLD, FAR, PDL and not GROUPED,
+            STRIDE_SCALE, PADDED, True, 32, GROUPS, AHEAD, STEPS, EVEN, HOLD, PDL and not GROUPED,
         )  # fmt: skip
         _hide(first, one, tile, blocks, hidden, hidden_factors, FLOOR)
         if two >= 0:
@@ -384,7 +356,7 @@ def down_kernel(
     stride_ids, stride_weights, stride_w, stride_s, stride_rows, stride_slot, stride_out, slots, blocks,
     width, STRIDE: tl.constexpr, STRIDE_SCALE: tl.constexpr, FULL: tl.constexpr, GROUPED: tl.constexpr,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, AHEAD: tl.constexpr, STEPS: tl.constexpr,
-    EVEN: tl.constexpr, HOLD: tl.constexpr, FAR: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, HOLD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """rows[row, slot, columns] = bf16(W2 hidden) of a unit's pairs; 2 * ROWS columns. Of pairs, that which
     is the last of its row also adds them up: out[row, columns]. ``hidden`` and ``w2`` are words, strides of
@@ -397,7 +369,7 @@ def down_kernel(
         first, second = _products(
             hidden, factors, zeros, one, tl.where(two < 0, one, two), w2 + expert * stride_w * 4,
             w2_scale + expert * stride_s, begin, width, blocks,
-            STRIDE, STRIDE_SCALE, ROWS, FULL, ROWS, GROUPS, AHEAD, STEPS, EVEN, HOLD, FAR, PDL,
+            STRIDE, STRIDE_SCALE, ROWS, FULL, ROWS, GROUPS, AHEAD, STEPS, EVEN, HOLD, PDL,
         )  # fmt: skip
         n = begin + tl.arange(0, 2 * ROWS)
         _store(first, one, n, width, rows, slots, stride_rows, stride_slot)
