@@ -43,6 +43,10 @@ class Setup:
     seed: int
     weights: str
     folder: str
+    device: str = "cpu"
+    widths: str = "scaled"
+    layers: int | None = None
+    judged: int | None = None
 
 
 @dataclass
@@ -132,12 +136,14 @@ class _Worker:
 def work_of(setup: Setup) -> list[Any]:
     """(walk, provider) of a run, in the order of its report. Its providers are loaded already."""
     from validation import providers
-    from validation.step.items import items
+    from validation.step.items import Choice, chosen
 
+    s = setup
+    choice = Choice(s.tier, tuple(s.only), s.steps, s.device, s.widths, s.layers)
     return [
         (item, name)
         for name in setup.providers
-        for item in items(name, setup.tier, setup.only, setup.steps)
+        for item in chosen(name, choice)
         if not item.dcp or "mla_dcp" in providers.implemented_by(name)
     ]
 
@@ -149,7 +155,7 @@ def session_of(setup: Setup) -> Any:
     from validation.subjects.kimi_k3.config import scaled
 
     weights = (scaled(), load_weights(Path(setup.weights), scaled())) if setup.weights else None
-    return Session(setup.seed, Path(setup.folder), weights)
+    return Session(setup.seed, Path(setup.folder), weights, device=setup.device, judged=setup.judged)
 
 
 def main(request: str) -> None:
@@ -163,7 +169,7 @@ def main(request: str) -> None:
 
     torch.set_num_threads(1)  # one order of sums on every machine
     setup = from_plain(Setup, json.loads(request))
-    providers.load(setup.providers, setup.plugins, "cpu")
+    providers.load(setup.providers, setup.plugins, setup.device)
     session, work = session_of(setup), work_of(setup)
     for line in requests:
         answer = Answer(int(line))

@@ -80,7 +80,9 @@ def digests(b: Binding, rank: int) -> dict[str, str]:
         keys = cache[rank][b.batch.block_table[rank].long()].flatten(1, 2)
         for number, length in enumerate(b.batch.totals.tolist()):
             tensors[f"keys of layer {layer}, request {number}"] = keys[number, :length]
-    return {name: hashlib.sha256(raw(t).numpy().tobytes()).hexdigest()[:16] for name, t in tensors.items()}
+    return {
+        name: hashlib.sha256(raw(t).cpu().numpy().tobytes()).hexdigest()[:16] for name, t in tensors.items()
+    }
 
 
 @dataclass(frozen=True)
