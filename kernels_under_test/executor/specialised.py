@@ -92,7 +92,11 @@ class SpecialisedExecutor:
         def run() -> None:
             issue(entries, calls, self.streams)
 
-        return Prepared(own, self._captured(run) if self.on_gpu else run)
+        if not self.on_gpu:
+            return Prepared(own, run)
+        replay = self._captured(run)
+        self.like.scratch.poison()  # of what the warm-ups left
+        return Prepared(own, replay)
 
     def _call(self, entry: Entry, binding: Binding) -> Callable[[], None]:
         operation = entry.operation

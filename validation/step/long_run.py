@@ -50,6 +50,7 @@ class Pace:
     judged: int = 0
     twice: int = 0
     lasting: bool = False
+    watched: int = 1
 
     @property
     def windows(self) -> int:
@@ -73,11 +74,13 @@ class Pace:
 @dataclass
 class LongRun:
     """The result: ``largest`` distance over its limit by name, over all windows; a limit that is infinite
-    judges nothing (see ``unjudged``). ``digests``: of the state, by the step after which it was taken.
-    ``place``: of the first divergence, where it could be found."""
+    judges nothing (see ``unjudged``). ``apart``: the largest distances themselves. ``digests``: of the
+    state, by the step after which it was taken. ``place``: of the first divergence, where it could be
+    found."""
 
     found: list[Divergence] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
+    apart: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     steps: int = 0
@@ -190,7 +193,7 @@ class _Run:
 
     def _watch(self) -> None:
         if self.one.watch is None:
-            self.one.watch = Watch(self.one)
+            self.one.watch = Watch(self.one, self.pace.watched)
         else:
             self.one.watch.begin(self.one)
 
@@ -203,7 +206,7 @@ class _Run:
         judged, looked_at = self.pace.judged_steps(), self.pace.looked_at(began.number)
         for offset, ids in enumerate(began.tokens):
             one.share = self.paths.share if one.number in judged else None
-            one.twice = one.executor.replays and (offset < self.pace.twice or looked_at)
+            one.twice = one.executor.replays and (looked_at or (beside and offset < self.pace.twice))
             self.result.judged += one.share is not None
             self.result.twice += one.twice and one.share is None
             one.step(ids, padded=began.padded)
@@ -233,6 +236,7 @@ def compare(result: LongRun, distances: dict[str, Tensor], step: int) -> list[Di
         limit = result.limits.get(name, float("inf"))
         value = float(values.max())
         ratio = value / limit
+        result.apart[name] = max(result.apart.get(name, 0.0), value)
         result.largest[name] = max(result.largest.get(name, 0.0), ratio)
         if not ratio <= 1:
             request = int(values.argmax())

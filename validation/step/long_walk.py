@@ -136,6 +136,11 @@ def _said(run: LongRun) -> list[str]:
     if run.digests:
         step = max(run.digests)
         said.append(f"state after step {step} is {run.digests[step]}")
+    said += [
+        f"largest {name} of a window {run.apart[name]:.3g}"
+        for name in ("KL divergence",)
+        if name in run.apart
+    ]
     if unjudged := run.unjudged or ([] if run.limits else ["any distance from the stock path"]):
         said.append(f"no spread is known of {', '.join(unjudged)}")
     return said

@@ -27,6 +27,6 @@ def pace_of(item: Item, device: str, replays: bool) -> Pace:
     if item.steps > BESIDE_ALL:
         compared = -(-item.steps // (25 * WINDOWS_BESIDE))
         return Pace(item.steps, counts=(2, 3, 1, 4), sizes=(1, 2, 4), compared=compared, judged=12, twice=1,
-                    lasting=True)  # fmt: skip
+                    lasting=True, watched=4)  # fmt: skip
     return Pace(item.steps, counts=(2, 3, 1, 5, 4, 8, 7), sizes=(1, 2, 4, 8), judged=12, twice=2,
                 lasting=True)  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from validation.step.walk import Walk
 
 EVERY = 60.0  # seconds
-KEPT = ("largest", "digests", "steps", "windows", "compared", "judged", "twice")
+KEPT = ("largest", "apart", "digests", "steps", "windows", "compared", "judged", "twice")
 
 
 def due(path: Path) -> bool:

@@ -41,9 +41,12 @@ def bits(tensor: Tensor) -> Tensor:
 
 
 class Watch:
-    """Checks of one walk. ``first``: the first step at which each was broken, below 0 for none. [name]"""
+    """Checks of one walk, at every ``every``-th step. ``first``: the first step at which each was broken,
+    below 0 for none. [name]"""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: Walk, every: int = 1) -> None:
+        self.every, self.fresh = every, False
+        self.wrong: dict[Name, Tensor] = {}
         self.names: list[Name] = []
         self.first = torch.empty(0, dtype=torch.int64)
         self.found: list[Divergence] = []
@@ -60,6 +63,8 @@ class Watch:
             for layer, cache in walk.state.kv.items()
         }
         self.ranks = torch.arange(walk.config.ranks, device=device)[:, None]
+        self.right = torch.zeros((), dtype=torch.bool, device=device)
+        self.fresh = True
         self._keep(walk.state)
 
     def _keep(self, state: State) -> None:
@@ -74,10 +79,12 @@ class Watch:
 
     def before(self, walk: Walk) -> None:
         """Ahead of a step: nobody touched the state since the last one."""
-        self.wrong: dict[Name, Tensor] = {}
+        if not self.fresh:
+            return
         for (kind, layer), kept in self.kept.items():
             now = getattr(walk.state, kind)[layer]
             self.wrong["continuity", kind, layer] = (bits(now) != bits(kept)).any()
+        self._gather(walk.number)
 
     def staged(self, step: int, batch: Batch, right: Batch) -> None:
         """What the step is told, on the host."""
@@ -85,14 +92,26 @@ class Watch:
 
     def after(self, walk: Walk, b: Binding, live: int) -> None:
         """Behind a step."""
+        self._mark(b)
+        self.fresh = walk.number % self.every == 0
+        if self.fresh:
+            self._look(walk, b, live)
+            self._gather(walk.number)
+            self._keep(walk.state)
+
+    def _mark(self, b: Binding) -> None:
+        """The rows of the caches that this step owns."""
+        rows = b.batch.kv_slot.clamp(min=0)
+        for layer, cache in b.state.kv.items():
+            self.written[layer][self.ranks * cache.shape[1] * cache.shape[2] + rows] = True
+
+    def _look(self, walk: Walk, b: Binding, live: int) -> None:
         self._ranks(b, live)
         self._finite(b, live)
         for kind, layer, tensor in walk.state.buffers():
             nobody = tensor[:, 0]
             changed = nobody != NAN_BYTE if kind == "kv" else ~nobody.isnan()
             self.wrong["nobody", kind, layer] = changed.any()
-        self._gather(walk.number)
-        self._keep(walk.state)
 
     def _ranks(self, b: Binding, live: int) -> None:
         s, c, rows = b.scratch, b.config, b.batch.rows
@@ -105,13 +124,11 @@ class Watch:
         }
         for name, tensor in replicated.items():
             self.wrong["ranks", name, -1] = (bits(tensor) != bits(tensor[:1])).any()
-        rows_written = b.batch.kv_slot.clamp(min=0)
+        if c.dcp > 1:
+            return
         for layer, cache in b.state.kv.items():
-            flat = cache.flatten(1, 2)
-            self.written[layer][self.ranks * flat.shape[1] + rows_written] = True
-            if c.dcp == 1:
-                keys = flat[self.ranks, rows_written[:, :live]]
-                self.wrong["ranks", "keys", layer] = (keys != keys[:1]).any()
+            keys = cache.flatten(1, 2)[self.ranks, b.batch.kv_slot[:, :live]]
+            self.wrong["ranks", "keys", layer] = (keys != keys[:1]).any()
 
     def _finite(self, b: Binding, live: int) -> None:
         logits = b.scratch.logits[:, :live, : b.config.vocabulary]
@@ -122,12 +139,15 @@ class Watch:
             self.wrong["finite", "conv", layer] = ~history.isfinite().all()
 
     def _gather(self, step: int) -> None:
-        if not self.names:
-            self.names = list(self.wrong)
+        names = [name for name in self.wrong if name not in self.names]
+        if names:
+            self.names += names
             device = next(iter(self.wrong.values())).device
-            self.first = torch.full((len(self.names),), -1, dtype=torch.int64, device=device)
-        now = torch.stack([self.wrong[name] for name in self.names])
+            new = torch.full((len(names),), -1, dtype=torch.int64, device=device)
+            self.first = torch.cat([self.first.to(device), new])
+        now = torch.stack([self.wrong.get(name, self.right) for name in self.names])
         self.first = torch.where((self.first < 0) & now, step, self.first)
+        self.wrong = {}
 
     # -- every window ----------------------------------------------------------------------------------------
 
