@@ -3,7 +3,8 @@
 ``continuity``: history and state are found as the last step left them. ``staging``: the step is told what the
 requests say. ``ranks``: replicated tensors and new keys hold the same bits on every rank. ``finite``: logits,
 history and state of live requests. ``nobody``: slot 0 and page 0 stay as they were. ``untouched``, at the end
-of a window: slots and keys that no step of the window owned hold the bits that they had.
+of a window: slots and keys that no step of the window owned hold the bits that they had (a NaN may be
+another NaN).
 
 Catches: what ``between`` does, at a cost that ten thousand steps can bear, with the first step of each.
 Cannot catch: what an operation computes (``local``, ``replay`` and the distances of ``long_run``).
@@ -170,7 +171,9 @@ class Watch:
                 changed = changed & ~self.written[layer].view(changed.shape[:3])[..., None]
             else:
                 changed[:, self.slots] = False
-            changed[:, 0] = False  # ``nobody`` looks at it; a NaN there may come back as another
+                # A compiler that copies a whole cache may bring back another NaN.
+                changed &= ~(then.isnan() & now.isnan())
+            changed[:, 0] = False  # ``nobody`` looks at it
             if bool(changed.any()):
                 places = changed.flatten(2).any(-1).nonzero()[0].tolist()
                 unit = "page" if kind == "kv" else "slot"
