@@ -85,7 +85,7 @@ class SpecialisedExecutor:
         return Binding(b.config, b.weights, b.state, b.scratch, batch)
 
     def _prepare(self, batch: Batch, entries: list[Entry]) -> Prepared:
-        own = batch.neutral() if self.on_gpu else batch.clone()
+        own = batch.neutral()  # what is not restaged is padding, on every device
         binding = self._bound(own)
         calls = [self._call(entry, binding) for entry in entries]
 
