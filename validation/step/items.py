@@ -13,13 +13,13 @@ from validation.subjects.kimi_k3.config import Config, real_widths, scaled
 
 # Providers whose kernels run in an interpreter on a CPU, hundreds of times slower: shorter walks.
 SLOW = ("triton",)
-INTERPRETED = 4  # steps of their long walk
+INTERPRETED = 4  # steps of their long walks
 
 
 @dataclass(frozen=True)
 class Item:
-    """One walk: the ``scenario`` (or ``free_running`` or ``long`` for ``steps`` steps) on a small model.
-    ``turns``: the vanilla step takes every other step."""
+    """One walk: the ``scenario`` (or ``free_running``, ``memory`` or ``long`` for ``steps`` steps) on a
+    model. ``turns``: the vanilla step takes every other step."""
 
     name: str
     scenario: str
@@ -55,6 +55,7 @@ QUICK = (
     Item("acceptance", "acceptance", drafts=2),
     Item("snapshots", "snapshots"),
     Item("alternating", "verify", drafts=1, turns=True),
+    Item("memory", "memory", steps=256),
     Item("free_running", "free_running", steps=16),
 )
 QUICK_SLOW = (
@@ -64,7 +65,7 @@ QUICK_SLOW = (
     Item("free_running", "free_running", steps=6),
 )
 FULL = (
-    *QUICK[1:-1],
+    *QUICK[1:-2],
     Item("plain", "plain", layers=14, block=3),
     Item("wide_blocks", "plain", layers=14, block=12),
     Item("batches", "batches"),
@@ -73,6 +74,7 @@ FULL = (
     Item("long_verify", "verify", layers=14, block=3, drafts=7),
     Item("sharded_verify", "verify", drafts=3, dcp=True),
     Item("free_running", "free_running", layers=14, block=3, steps=64),
+    Item("memory", "memory", steps=16_384),
     Item("long", "long", steps=1000),
 )
 
@@ -81,6 +83,8 @@ def cost(item: Item, provider: str) -> float:
     """About how long a walk takes, in units of the cheapest: what is begun first, so that none is left to
     run alone."""
     interpreted = 12.0 if provider in SLOW else 1.0
+    if item.scenario == "memory":  # one operation a token
+        return interpreted * item.steps / 10
     return interpreted * item.layers * item.ranks * (1 + item.drafts) * (1 + item.steps)
 
 
@@ -121,5 +125,5 @@ def items(
     found = [item for item in every if not only or item.name in only]
     found += [i for i in (*QUICK, *FULL) if i.name in only and i.name not in {c.name for c in found}][:1]
     if slow:
-        found = [replace(item, steps=INTERPRETED) if item.scenario == "long" else item for item in found]
+        found = [replace(i, steps=INTERPRETED) if i.scenario in ("long", "memory") else i for i in found]
     return [replace(item, steps=steps) if steps and item.steps else item for item in found]

@@ -19,6 +19,7 @@ from validation.step.divergence import Divergence
 from validation.step.executor import Executor, alternating, fastest, provider, vanilla
 from validation.step.items import Item
 from validation.step.local import Judged
+from validation.step.long_memory import Memory, long_memory, spoiled
 from validation.step.long_walk import long_walk
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
@@ -58,6 +59,8 @@ class Session:
         result = CaseResult(item.name, name, item.line(self.seed), "pass")
         if item.scenario == "free_running":
             self._free_running(item, executor, result)
+        elif item.scenario == "memory":
+            self._memory(item, executor, result)
         elif item.scenario == "long":
             long_walk(self, item, fastest(name, self.device), result)
         else:
@@ -124,6 +127,32 @@ class Session:
             result.note = f"{len(drift.unjudged)} distances that no spread is known of"
         self.counted(result, tally)
         self.report(result, walk.found + drift.found)
+
+    def _memory(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        """One layer's recurrence on its own; as controls a state that loses 1e-6, and one that is wiped."""
+        config, tally = item.config(), controls.Count()
+
+        def run(one: Executor, tokens: int, said: bool) -> Memory:
+            def advance(number: int) -> None:
+                if said and number % 256 == 0:
+                    self.advance(f"{item.name} by {executor.name}: token {number:,} of {tokens:,}")
+
+            return long_memory(
+                config, self.weights_of(config), one, tokens, FREE_SHARE, seed=self.seed,
+                device=self.device, advance=advance,
+            )  # fmt: skip
+
+        memory = run(executor, item.steps, True)
+        for name, factor in (("state scaled by 1 - 1e-6", 1 - 1e-6), ("state wiped", 0.0)):
+            tally.add(name, bool(run(spoiled(executor, factor), 8, False).found))
+        result.scores = [Score("memory.state", "excess", v, limit) for _, v, limit in memory.scores]
+        result.note = f"{memory.scores[-1][0]:,} tokens"
+        self.counted(result, tally)
+        self.report(result, memory.found)
+        if memory.judged and self.folder:
+            path = self.folder / f"{result.provider}-{item.name}.safetensors"
+            save_capture(path, config, memory.judged, memory.found[0].step, executor)
+            result.note += f"; captured: {path}"
 
     def counted(self, result: CaseResult, tally: controls.Count) -> None:
         result.controls_planted, result.controls_caught = tally.planted, tally.caught
