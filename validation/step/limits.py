@@ -50,14 +50,21 @@ class Pairs:
         return "-".join((self.config.digest(), which, *self.profiles, str(self.window)))
 
 
-def squares(pairs: Pairs, say: Callable[[str], None] = lambda words: None, kept: Path = KEPT) -> Squares:
-    """Sums of squares by name [sample]: those that are kept, else measured."""
-    path = kept / f"pairs-{pairs.key()}.json"
-    if path.exists():
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return {name: torch.tensor(v, dtype=torch.float64) for name, v in document["squares"].items()}
-    say(f"no measured pairs for this model and window ({path.name}): measuring them")
-    return measured(pairs, say)
+def squares(
+    pairs: Pairs, say: Callable[[str], None] = lambda words: None, folder: Path | None = None
+) -> Squares:
+    """Sums of squares by name [sample]: those of the golden data, those that an earlier run left in
+    ``folder``, else measured and left there."""
+    for place in (KEPT, folder):
+        path = place / f"pairs-{pairs.key()}.json" if place else None
+        if path and path.exists():
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return {name: torch.tensor(v, dtype=torch.float64) for name, v in document["squares"].items()}
+    say("no measured pairs of this model, profiles and window: measuring them")
+    found = measured(pairs, say)
+    if folder:
+        keep(pairs, found, folder)
+    return found
 
 
 def measured(pairs: Pairs, say: Callable[[str], None] = lambda words: None) -> Squares:
@@ -87,8 +94,8 @@ def _variants(pairs: Pairs, profile: str, number: int) -> Walk:
     return walk
 
 
-def keep(pairs: Pairs, found: Squares, kept: Path = KEPT) -> Path:
-    """Write what was measured beside the golden data."""
+def keep(pairs: Pairs, found: Squares, kept: Path) -> Path:
+    """Write what was measured."""
     path = kept / f"pairs-{pairs.key()}.json"
     kept.mkdir(parents=True, exist_ok=True)
     document = {

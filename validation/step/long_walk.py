@@ -82,7 +82,8 @@ def _limits(
     pairs = limits.Pairs(
         item.config(), on_cpu, (candidate.profile, "stock"), pace.window, None if own else session.seed
     )
-    found = limits.squares(pairs, say)
+    folder = session.folder.parent / "long" if session.folder else None
+    found = limits.squares(pairs, say, folder)
     requests = sum(pace.counts) / len(pace.counts) * pace.windows / pace.compared
     return limits.limits(found, FREE_SHARE / (len(found) * max(requests, 1)))
 
