@@ -40,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu", help="where to walk (default: cpu)")
     add("--widths", choices=("scaled", "real"), default="scaled", help="real: the long walk at TP8's widths")
     add("--layers", type=int, metavar="N", help="layers of the models")
+    add("--workers", type=int, default=2, metavar="N", help="processes on a CPU (default: 2)")
     add("--judged", type=int, metavar="N", help="steps of the long walk that are judged in full")
     add("--seed", type=int, default=0, metavar="N", help="of weights, tokens and slots (default: 0)")
     add("--weights", type=Path, metavar="FILE", help="safetensors of the 14-layer scaled-down model")
@@ -55,6 +56,10 @@ def main(options: argparse.Namespace, command: str) -> int:
     """Walk, judge, report."""
     if options.steps is not None and options.steps < 4:
         raise UserError(f"--steps {options.steps}: at least 4")
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: at least 1")
+    if options.judged is not None and options.judged < 0:
+        raise UserError(f"--judged {options.judged}: at least 0")
     if options.layers is not None and not 3 <= options.layers <= 16:
         raise UserError(f"--layers {options.layers}: from 3 to 16")
     if not 0 <= options.seed < 2**31:
@@ -87,6 +92,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     setup = Setup(
         loaded.providers, options.plugin, options.tier, options.only, options.steps, options.seed,
         str(options.weights or ""), "", options.device, options.widths, options.layers, options.judged,
+        options.workers,
     )  # fmt: skip
     work = work_of(setup)
     if not work:

@@ -28,7 +28,7 @@ from validation.report.plain import dump_line, from_plain, to_plain
 from validation.report.schema import CaseResult
 from validation.trace import describe
 
-WORKERS = 2  # as many as the smallest runner has cores; each walk is one thread
+WORKERS = 2  # if not said otherwise: as many as the smallest runner has cores; each walk is one thread
 
 
 @dataclass
@@ -47,6 +47,7 @@ class Setup:
     widths: str = "scaled"
     layers: int | None = None
     judged: int | None = None
+    workers: int = WORKERS
 
 
 @dataclass
@@ -64,7 +65,9 @@ def carried_out(setup: Setup, costs: Sequence[float]) -> Iterator[tuple[int, Cas
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
         waiting.put(index)
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    workers = [_Worker(setup, waiting, answers) for _ in range(min(WORKERS, os.cpu_count() or 1, len(costs)))]
+    workers = [
+        _Worker(setup, waiting, answers) for _ in range(min(setup.workers, os.cpu_count() or 1, len(costs)))
+    ]
     try:
         for worker in workers:
             worker.thread.start()
