@@ -23,7 +23,7 @@ from kernels_under_test.gemm import fp32_partial_sums
 from validation.step.executor import Executor, vanilla
 from validation.subjects.kimi_k3.batch import Batch
 from validation.subjects.kimi_k3.operation import Binding, Program
-from validation.subjects.kimi_k3.program import program
+from validation.subjects.kimi_k3.program import program as plain_program
 from validation.subjects.kimi_k3.steps import StepKind, plain, verified
 
 WARM_UPS = 2  # the first compiles and chooses, the second runs as a capture will
@@ -46,10 +46,12 @@ class Design:
 
 @dataclass
 class Prepared:
-    """One prepared batch: metadata at fixed addresses, and what runs it."""
+    """One prepared batch: metadata at fixed addresses, what runs it, and the bound operations, whose tensors a
+    graph knows by address alone: it does not keep them."""
 
     batch: Batch
     replay: Callable[[], None]
+    calls: list[Callable[[], None]]
 
 
 class SpecialisedExecutor:
@@ -66,7 +68,7 @@ class SpecialisedExecutor:
     def step(self, batch: Batch, kind: StepKind, count: int | None = None) -> None:
         """One step: replayed where ``plan`` serves it, else by the vanilla forward; logits and auxiliary rows
         are left in the scratch. ``count``: only so many operations of those that are issued first."""
-        steps = program(self.like.config, batch.tokens)
+        steps = plain_program(self.like.config, batch.tokens)
         q = self.design.serves(kind)
         if q is None or q != batch.tokens or kind.rows != batch.rows:
             self.log.append("fallback")
@@ -93,10 +95,10 @@ class SpecialisedExecutor:
             issue(entries, calls, self.streams)
 
         if not self.on_gpu:
-            return Prepared(own, run)
+            return Prepared(own, run, calls)
         replay = self._captured(run)
         self.like.scratch.poison()  # of what the warm-ups left
-        return Prepared(own, replay)
+        return Prepared(own, replay, calls)
 
     def _call(self, entry: Entry, binding: Binding) -> Callable[[], None]:
         operation = entry.operation
@@ -136,6 +138,9 @@ class Whole(Executor):
     built: dict[tuple[int, int], SpecialisedExecutor] = field(default_factory=dict, compare=False, init=False)
 
     def step(self, program: Program, binding: Binding) -> None:
+        if len(program) != len(plain_program(binding.config, binding.batch.tokens)):  # a prompt
+            vanilla(self.profile).step(program, binding)
+            return
         self._for(binding).step(binding.batch, _kind(binding.batch))
 
     def _for(self, binding: Binding) -> SpecialisedExecutor:
