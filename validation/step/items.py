@@ -54,6 +54,7 @@ QUICK = (
     Item("four_ranks", "plain", ranks=4),
     Item("acceptance", "acceptance", drafts=2),
     Item("snapshots", "snapshots"),
+    Item("prefill", "prefill", layers=4),
     Item("alternating", "verify", drafts=1, turns=True),
     Item("memory", "memory", steps=256),
     Item("free_running", "free_running", steps=16),

@@ -45,7 +45,7 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
     pace = pace_of(item, session.device, candidate.replays)
     if session.judged is not None:
         pace = replace(pace, judged=session.judged)
-    say = _Said(session, f"{item.name} by {candidate.name}")
+    say = Said(session, f"{item.name} by {candidate.name}")
     known = _limits(session, item, candidate, weights, pace, say.now)
     paths = Paths(candidate, _reference(result.provider, session.device), known, LOCAL_SHARE)
     tally = controls.Count()
@@ -176,7 +176,7 @@ def _kept(session: Session, item: Item, candidate: Executor) -> Path | None:
     return session.folder.parent / "long" / f"{key}.safetensors"
 
 
-class _Said:
+class Said:
     """Progress to the bar at once, and as a line every quarter of a minute."""
 
     def __init__(self, session: Session, what: str) -> None:

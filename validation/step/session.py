@@ -20,7 +20,7 @@ from validation.step.executor import Executor, alternating, fastest, provider, v
 from validation.step.items import Item
 from validation.step.local import Judged
 from validation.step.long_memory import Memory, long_memory, spoiled
-from validation.step.long_walk import long_walk
+from validation.step.long_walk import Said, long_walk
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
@@ -132,10 +132,12 @@ class Session:
         """One layer's recurrence on its own; as controls a state that loses 1e-6, and one that is wiped."""
         config, tally = item.config(), controls.Count()
 
+        say = Said(self, f"{item.name} by {executor.name}").of(item.steps)
+
         def run(one: Executor, tokens: int, said: bool) -> Memory:
             def advance(number: int) -> None:
                 if said and number % 256 == 0:
-                    self.advance(f"{item.name} by {executor.name}: token {number:,} of {tokens:,}")
+                    say(number)
 
             return long_memory(
                 config, self.weights_of(config), one, tokens, FREE_SHARE, seed=self.seed,

@@ -23,6 +23,7 @@ from validation.subjects.kimi_k3.batch import Batch, batch_of
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.operation import Binding, Program
 from validation.subjects.kimi_k3.program import program
+from validation.subjects.kimi_k3.prompt import prompt_batch, prompt_program
 from validation.subjects.kimi_k3.requests import Pool, Request
 from validation.subjects.kimi_k3.state import Scratch, State, empty_state
 from validation.subjects.kimi_k3.weights import Weights
@@ -139,26 +140,45 @@ class Walk:
     ) -> Tensor:
         """One step of all requests; logits [row, token] of the live rows. Requests advance by ``accepted``
         (default: all tokens)."""
+        right = batch_of(self.config, self.requests, ids, padded, self.pool.capacity)
+        counts = accepted or [len(row) for row in ids]
+
+        def advance() -> None:
+            for request, row, count in zip(self.requests, ids, counts, strict=True):
+                request.advance(row, count)
+
+        return self._carried_out(
+            right, self.program(right.tokens), len(self.requests) * right.tokens, advance
+        )
+
+    def prefill(self, request: Request, ids: list[int]) -> Tensor:
+        """A request's prompt, or the next chunk of it, in one pass; logits [row, token] of its tokens."""
+        right = prompt_batch(self.config, request, ids, self.pool.capacity)
+
+        def advance() -> None:
+            request.advance(ids, len(ids))
+            request.accepted = 1  # the state is in the first slot
+
+        return self._carried_out(right, prompt_program(self.config, len(ids)), len(ids), advance)
+
+    def _carried_out(self, right: Batch, steps: Program, live: int, advance: Callable[[], None]) -> Tensor:
+        """A step of ``live`` rows with all checks around it. ``right``: what it should be told."""
         self.hooks.between(self)
         self._unchanged()
         if self.watch:
             self.watch.before(self)
-        right = batch_of(self.config, self.requests, ids, padded, self.pool.capacity)
         batch = self.hooks.stage(right.clone())
         if self.checks:
             self._add(between.staging(self.number, batch, right))
         if self.watch:
             self.watch.staged(self.number, batch, right)
         self.last = binding = self.binding(batch)
-        self._run(binding)
-        counts = accepted or [len(row) for row in ids]
-        for request, row, count in zip(self.requests, ids, counts, strict=True):
-            request.advance(row, count)
+        self._run(binding, steps)
+        advance()
         if self.checks:
             self._add(between.ranks(self.number, binding))
             self._add(between.finite(self.number, self.state, self.requests))
         self._remember()
-        live = len(self.requests) * batch.tokens
         if self.watch:
             self.watch.after(self, binding, live)
         self.number += 1
@@ -172,9 +192,8 @@ class Walk:
             self.programs[tokens] = program(self.config, tokens)
         return self.programs[tokens]
 
-    def _run(self, binding: Binding) -> None:
+    def _run(self, binding: Binding, steps: Program) -> None:
         self.scratch.poison()
-        steps = self.program(binding.batch.tokens)
         if self.share is None:
             if self.twice:
                 self._add(replay.twice(self.number, steps, binding, self.executor))

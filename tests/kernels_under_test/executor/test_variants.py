@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels_under_test.executor.schedule import FETCH, SHARED, beginning, schedule
 from kernels_under_test.executor.specialised import Design, Whole
-from validation.step.executor import provider
+from validation.step.executor import provider, vanilla
 from validation.step.long_run import Pace, Paths, long_run
 from validation.step.walk import Walk, forced
 from validation.subjects.kimi_k3.program import program
@@ -84,3 +85,11 @@ def test_an_executor_of_another_design_prepares_its_own_batches() -> None:
     walk.step(forced(small(), 1, 1)[0])
     assert len(one.built) == 1
     assert replace(one, design=Design(early=True)).built == {}
+
+
+def test_a_prompt_falls_back_to_the_vanilla_forward() -> None:
+    one = _whole()
+    walks = [Walk(small(), _weights(), e, None, checks=False) for e in (one, vanilla("stock"))]
+    rows = [walk.prefill(walk.admit(), [3, 1, 4, 1, 5]) for walk in walks]
+    assert torch.equal(rows[0], rows[1])
+    assert one.built == {}
