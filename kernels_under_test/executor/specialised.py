@@ -46,8 +46,8 @@ class Design:
 
 @dataclass
 class Prepared:
-    """One prepared batch: metadata at fixed addresses, what runs it, and the bound operations, whose tensors a
-    graph knows by address alone: it does not keep them."""
+    """One prepared batch: metadata at fixed addresses, what runs it, and the bound operations, whose tensors
+    a graph knows by address alone: it does not keep them."""
 
     batch: Batch
     replay: Callable[[], None]

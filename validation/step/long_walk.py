@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from validation.step.session import Session
 
 SAID_EVERY = 15.0  # seconds
+SHOWN_DIGESTS = 12
 # In an interpreter a control takes a minute.
 SHOWN_INTERPRETED = ("stale_slots", "shared_not_joined", "other_order")
 
@@ -140,8 +141,9 @@ def _said(run: LongRun) -> list[str]:
         f"{run.judged} steps judged, {run.twice} run twice"
     ]
     if run.digests:
-        step = max(run.digests)
-        said.append(f"state after step {step} is {run.digests[step]}")
+        shown = sorted(run.digests)[-SHOWN_DIGESTS:]
+        states = ", ".join(f"{step:,}: {run.digests[step]}" for step in shown)
+        said.append(f"{len(run.digests)} states hashed, at steps {states}")
     said += [
         f"largest {name} of a window {run.apart[name]:.3g}"
         for name in ("KL divergence",)
