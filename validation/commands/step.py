@@ -193,12 +193,13 @@ def _replay(options: argparse.Namespace) -> int:
     from validation.step.capture import load_capture
     from validation.step.divergence import of_operation
     from validation.step.executor import provider
-    from validation.step.items import items
+    from validation.step.items import Choice, chosen
 
     name = (options.provider or ["torch"])[0]
-    providers.load([name], options.plugin, "cpu")
-    chosen = items(name, options.tier, options.only or ["plain"])[0]
-    capture = load_capture(options.replay, chosen.config())
+    providers.load([name], options.plugin, options.device)
+    only = tuple(options.only or ["plain"])
+    choice = Choice(options.tier, only, None, options.device, options.widths, options.layers)
+    capture = load_capture(options.replay, chosen(name, choice)[0].config(), options.device)
     status = 0
     for words, judged in (
         ("as captured", capture.judged(LOCAL_SHARE)),

@@ -164,6 +164,7 @@ class Session:
     def report(self, result: CaseResult, found: list[Divergence]) -> None:
         replay = f"lockstep step --provider {result.provider} --only {result.op} --seed {self.seed}"
         replay += f" --device {self.device}" if self.device != "cpu" else ""
+        replay += " --widths real" if "widths=real" in result.case else ""
         result.findings = [_finding(result, divergence, replay) for divergence in found]
 
 
