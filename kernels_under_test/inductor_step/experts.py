@@ -5,6 +5,7 @@ Catches and cannot catch: nothing by itself.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,6 +16,20 @@ from kernels_under_test.torch_stock.mx_quantize import quantized
 from kernels_under_test.torch_stock.route import route
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+_VALUES = _E2M1 + tuple(-v for v in _E2M1)
+
+
+@functools.cache
+def _table_on(device: torch.device) -> Tensor:
+    """Made once: nothing may be copied from the host while a graph is captured."""
+    return torch.tensor(_VALUES, device=device)
+
+
+def _table(device: torch.device) -> Tensor:
+    """FP32 values of the sixteen codes. (A compiler cannot look into a cache; on the CPU none is needed.)"""
+    return torch.tensor(_VALUES) if device.type == "cpu" else _table_on(device)
 
 
 def mx_quantize(a: Any) -> None:
@@ -35,7 +50,7 @@ def _scaled(values: Tensor, codes: Tensor) -> Tensor:
 
 def _unpacked(nibbles: Tensor, scales: Tensor) -> Tensor:
     """FP32 values of MXFP4 bytes, low nibble first."""
-    table = torch.tensor(_E2M1 + tuple(-v for v in _E2M1), device=nibbles.device)
+    table = _table(nibbles.device)
     codes = torch.stack([nibbles & 15, nibbles >> 4], -1).flatten(-2)
     return _scaled(table[codes.long()], scales)
 

@@ -1,6 +1,7 @@
-"""A whole step as one compiled call: TorchInductor over the unrolled program.
+"""A whole step as one call: on a CPU compiled by TorchInductor over the unrolled program, on a GPU the
+uncompiled functions in a CUDA graph.
 
-Compiled once for each shape of a batch; state, scratch and staged metadata are inputs, changed in place.
+Prepared once for each shape of a batch; state, scratch and staged metadata are inputs, changed in place.
 What it cannot show: which operation is wrong (the provider's functions, judged one by one, do).
 """
 
@@ -50,6 +51,11 @@ def _run(operation: Any, a: Any) -> None:
     OPERATIONS[operation.op](a)
 
 
-def whole() -> Executor:
-    """The executor ``inductor, whole``."""
-    return Whole("inductor, whole", "stock", _run)
+def whole(device: str) -> Executor:
+    """The executor ``inductor, whole``, or ``stock, in graphs`` on a GPU, which serves any batch."""
+    if device == "cpu":
+        return Whole("inductor, whole", "stock", _run)
+    from kernels_under_test.executor import schedule, specialised
+
+    design = specialised.Design(arrange=schedule.in_order, serves=lambda kind: kind.tokens)
+    return specialised.Whole("stock, in graphs", "stock", _run, design=design)

@@ -47,4 +47,7 @@ def register(provider: str, devices: tuple[str, ...] = ("cpu", "cuda"), only: tu
 
 
 if interpreter.is_corrected():
+    from validation.step.executor import WHOLE
+
     register("triton")
+    WHOLE["triton"] = lambda device: import_module("kernels_under_test.executor.over_triton").whole(device)

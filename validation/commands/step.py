@@ -36,7 +36,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--plugin", action="append", default=[], metavar="FILE.py", help="load a provider from a file")
     add("--tier", choices=TIERS, default="quick", help="which walks (default: quick)")
     add("--only", action="append", default=[], metavar="WALK", help="only this walk (repeatable)")
-    add("--steps", type=int, metavar="N", help="steps of the free-running walk")
+    add("--steps", type=int, metavar="N", help="steps of the free-running and the long walk")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to walk (default: cpu)")
+    add("--widths", choices=("scaled", "real"), default="scaled", help="real: the long walk at TP8's widths")
+    add("--layers", type=int, metavar="N", help="layers of the models")
+    add("--workers", type=int, default=2, metavar="N", help="processes on a CPU (default: 2)")
+    add("--judged", type=int, metavar="N", help="steps of the long walk that are judged in full")
     add("--seed", type=int, default=0, metavar="N", help="of weights, tokens and slots (default: 0)")
     add("--weights", type=Path, metavar="FILE", help="safetensors of the 14-layer scaled-down model")
     add("--faults", action="store_true", help="plant every fault of steps, say who is blamed, and stop")
@@ -51,12 +56,18 @@ def main(options: argparse.Namespace, command: str) -> int:
     """Walk, judge, report."""
     if options.steps is not None and options.steps < 4:
         raise UserError(f"--steps {options.steps}: at least 4")
+    if options.workers < 1:
+        raise UserError(f"--workers {options.workers}: at least 1")
+    if options.judged is not None and options.judged < 0:
+        raise UserError(f"--judged {options.judged}: at least 0")
+    if options.layers is not None and not 3 <= options.layers <= 16:
+        raise UserError(f"--layers {options.layers}: from 3 to 16")
     if not 0 <= options.seed < 2**31:
         raise UserError(f"--seed {options.seed}: from 0 to {2**31 - 1}")
     check_outputs(options)
     from validation.run import choose_device
 
-    choose_device("cpu")
+    choose_device(options.device)
     if options.faults:
         from validation.commands import step_faults
 
@@ -77,10 +88,11 @@ def _run(options: argparse.Namespace, command: str) -> int:
     from validation.step.crew import Setup, session_of, work_of
 
     names = options.provider or ([] if options.plugin else list(DEFAULT))
-    loaded = providers.load(names, options.plugin, "cpu")
+    loaded = providers.load(names, options.plugin, options.device)
     setup = Setup(
         loaded.providers, options.plugin, options.tier, options.only, options.steps, options.seed,
-        str(options.weights or ""), "",
+        str(options.weights or ""), "", options.device, options.widths, options.layers, options.judged,
+        options.workers,
     )  # fmt: skip
     work = work_of(setup)
     if not work:
@@ -112,8 +124,10 @@ def _walk(setup: Setup, work: list[tuple[Item, str]], results: dict[int, CaseRes
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=len(work))
-        found = _alone(setup, work[0], lambda words: bar.update(task, description=words))
-        for index, result in found if len(work) == 1 else _together(setup, work):
+        # One process owns a GPU; and a single walk needs no other.
+        here = len(work) == 1 or setup.device != "cpu"
+        found = _here(setup, work, lambda words: bar.update(task, description=words))
+        for index, result in found if here else _together(setup, work):
             results[index] = result
             bar.update(task, advance=1, description=f"{result.op} by {result.provider}: {result.verdict}")
             if result.findings:
@@ -122,10 +136,10 @@ def _walk(setup: Setup, work: list[tuple[Item, str]], results: dict[int, CaseRes
                 bar.console.print(said, highlight=False)
 
 
-def _alone(
-    setup: Setup, one: tuple[Item, str], say: Callable[[str], None]
+def _here(
+    setup: Setup, work: list[tuple[Item, str]], say: Callable[[str], None]
 ) -> Iterator[tuple[int, CaseResult]]:
-    """A single walk, in this process."""
+    """Walk after walk, in this process."""
     import torch
 
     from validation.step.crew import session_of
@@ -133,7 +147,8 @@ def _alone(
     torch.set_num_threads(1)  # one order of sums on every machine
     session = session_of(setup)
     session.advance = say
-    yield 0, session.carry_out(*one)
+    for index, one in enumerate(work):
+        yield index, session.carry_out(*one)
 
 
 def _together(setup: Setup, work: list[tuple[Item, str]]) -> Iterator[tuple[int, CaseResult]]:
@@ -156,7 +171,7 @@ def _document(
     from validation.report.schema import Document
 
     settings = Settings(ops=("step",), providers=tuple(dict.fromkeys(n for _, n in work)), tier=options.tier,
-                        seed=options.seed)  # fmt: skip
+                        device=options.device, seed=options.seed)  # fmt: skip
     decided, reasons = verdict(results)
     if len(results) < planned:
         decided, reasons = "undecided", [f"stopped after {len(results)} of {planned} walks", *reasons]
@@ -174,16 +189,17 @@ def _hash(work: list[tuple[Item, str]], seed: int) -> str:
 def _replay(options: argparse.Namespace) -> int:
     """Judge a capture, and run its operation again with the provider."""
     from validation import providers
+    from validation.step.budget import LOCAL_SHARE
     from validation.step.capture import load_capture
     from validation.step.divergence import of_operation
     from validation.step.executor import provider
-    from validation.step.items import items
-    from validation.step.session import LOCAL_SHARE
+    from validation.step.items import Choice, chosen
 
     name = (options.provider or ["torch"])[0]
-    providers.load([name], options.plugin, "cpu")
-    chosen = items(name, options.tier, options.only or ["plain"])[0]
-    capture = load_capture(options.replay, chosen.config())
+    providers.load([name], options.plugin, options.device)
+    only = tuple(options.only or ["plain"])
+    choice = Choice(options.tier, only, None, options.device, options.widths, options.layers)
+    capture = load_capture(options.replay, chosen(name, choice)[0].config(), options.device)
     status = 0
     for words, judged in (
         ("as captured", capture.judged(LOCAL_SHARE)),

@@ -23,12 +23,12 @@ def generator(case: Case) -> Generator:
 
 def normal(g: Generator, *shape: int) -> Tensor:
     """Standard normal FP32."""
-    return torch.randn(shape, generator=g)
+    return torch.randn(shape, generator=g, device=g.device)
 
 
 def uniform(g: Generator, *shape: int) -> Tensor:
     """Uniform in [0, 1), FP32."""
-    return torch.rand(shape, generator=g)
+    return torch.rand(shape, generator=g, device=g.device)
 
 
 def outliers(g: Generator, width: int) -> Tensor:

@@ -105,7 +105,7 @@ def ranks(step: int, b: Binding) -> list[Divergence]:
             keys = torch.stack([pages[table] for pages, table in zip(cache, tables, strict=True)])
             keys = keys.flatten(2, 3)[:, b.batch.totals > 0]  # [rank, request, position, byte]
             lengths = b.batch.totals[b.batch.totals > 0]
-            inside = torch.arange(keys.shape[2]) < lengths[:, None]
+            inside = torch.arange(keys.shape[2], device=keys.device) < lengths[:, None]
             found += _equal(step, "keys", layer, torch.where(inside[None, ..., None], keys, 0))
     return found
 

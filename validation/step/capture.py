@@ -65,13 +65,13 @@ def save_capture(path: Path, config: Config, judged: Judged, step: int, executor
     _safetensors().save_file(tensors, path, {"facts": json.dumps(facts)})
 
 
-def load_capture(path: Path, config: Config) -> Capture:
-    """Read a capture; UserError if it is none, or if it is from another configuration."""
+def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
+    """Read a capture to a device; UserError if it is none, or if it is from another configuration."""
     _safetensors()
     from safetensors import safe_open
 
     try:
-        with safe_open(path, "pt") as opened:
+        with safe_open(path, "pt", device=device) as opened:
             facts = json.loads((opened.metadata() or {}).get("facts", "{}"))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except OSError as error:

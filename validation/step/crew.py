@@ -28,7 +28,7 @@ from validation.report.plain import dump_line, from_plain, to_plain
 from validation.report.schema import CaseResult
 from validation.trace import describe
 
-WORKERS = 2  # as many as the smallest runner has cores; each walk is one thread
+WORKERS = 2  # if not said otherwise: as many as the smallest runner has cores; each walk is one thread
 
 
 @dataclass
@@ -43,6 +43,11 @@ class Setup:
     seed: int
     weights: str
     folder: str
+    device: str = "cpu"
+    widths: str = "scaled"
+    layers: int | None = None
+    judged: int | None = None
+    workers: int = WORKERS
 
 
 @dataclass
@@ -60,7 +65,9 @@ def carried_out(setup: Setup, costs: Sequence[float]) -> Iterator[tuple[int, Cas
     for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
         waiting.put(index)
     answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-    workers = [_Worker(setup, waiting, answers) for _ in range(min(WORKERS, os.cpu_count() or 1, len(costs)))]
+    workers = [
+        _Worker(setup, waiting, answers) for _ in range(min(setup.workers, os.cpu_count() or 1, len(costs)))
+    ]
     try:
         for worker in workers:
             worker.thread.start()
@@ -132,12 +139,14 @@ class _Worker:
 def work_of(setup: Setup) -> list[Any]:
     """(walk, provider) of a run, in the order of its report. Its providers are loaded already."""
     from validation import providers
-    from validation.step.items import items
+    from validation.step.items import Choice, chosen
 
+    s = setup
+    choice = Choice(s.tier, tuple(s.only), s.steps, s.device, s.widths, s.layers)
     return [
         (item, name)
         for name in setup.providers
-        for item in items(name, setup.tier, setup.only, setup.steps)
+        for item in chosen(name, choice)
         if not item.dcp or "mla_dcp" in providers.implemented_by(name)
     ]
 
@@ -149,7 +158,7 @@ def session_of(setup: Setup) -> Any:
     from validation.subjects.kimi_k3.config import scaled
 
     weights = (scaled(), load_weights(Path(setup.weights), scaled())) if setup.weights else None
-    return Session(setup.seed, Path(setup.folder), weights)
+    return Session(setup.seed, Path(setup.folder), weights, device=setup.device, judged=setup.judged)
 
 
 def main(request: str) -> None:
@@ -163,7 +172,7 @@ def main(request: str) -> None:
 
     torch.set_num_threads(1)  # one order of sums on every machine
     setup = from_plain(Setup, json.loads(request))
-    providers.load(setup.providers, setup.plugins, "cpu")
+    providers.load(setup.providers, setup.plugins, setup.device)
     session, work = session_of(setup), work_of(setup)
     for line in requests:
         answer = Answer(int(line))

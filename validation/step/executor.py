@@ -28,28 +28,50 @@ Run = Callable[[Operation, Any], None]
 @dataclass(frozen=True)
 class Executor:
     """``run(operation, arguments)`` carries one operation out in place; ``profile`` says where it rounds.
-    ``launching``: operations that must launch Triton kernels, so that a silent fallback shows."""
+    ``launching``: operations that must launch Triton kernels, so that a silent fallback shows. ``replays``: a
+    whole step runs the same kernels as its operations one by one, so that every byte must be equal."""
 
     name: str
     profile: str
     run: Run
     launching: frozenset[str] = frozenset()
+    replays: bool = False
 
     def step(self, program: Program, binding: Binding) -> None:
         """All operations of a step, in order."""
         for operation in program:
             self.run(operation, operation.arguments(binding))
 
+    def order(self, program: Program) -> Program:
+        """The operations in the order in which ``step`` issues them."""
+        return program
 
-# Providers that run a whole step as one call, by name: what makes such an executor. They register here.
-WHOLE: dict[str, Callable[[], Executor]] = {}
+    def upto(self, program: Program, binding: Binding, count: int) -> None:
+        """As ``step``, but only the first ``count`` operations of ``order``: to find the first wrong one."""
+        self.step(self.order(program)[:count], binding)
+
+    def variants(self) -> dict[str, tuple[Executor, bool]]:
+        """This executor in other ways of running whole steps, by name, and whether each is right: planted
+        faults, and honest variants that must leave the same bytes."""
+        return {}
 
 
-def fastest(name: str) -> Executor:
-    """The executor of a provider that runs whole steps at once, if it has one; else operation by
-    operation."""
+def eagerly(executor: Executor, program: Program, binding: Binding) -> None:
+    """The operations one by one in the order given, whatever the executor's own way of running a step."""
+    for operation in program:
+        executor.run(operation, operation.arguments(binding))
+
+
+# Providers that run a whole step in a way of their own, by name: what makes such an executor. They register
+# here.
+WHOLE: dict[str, Callable[[str], Executor]] = {}
+
+
+def fastest(name: str, device: str = "cpu") -> Executor:
+    """The executor of a provider that runs whole steps at once on that device, if it has one; else operation
+    by operation."""
     load_provider(name)
-    return WHOLE[name]() if name in WHOLE else provider(name)
+    return WHOLE[name](device) if name in WHOLE else provider(name)
 
 
 def vanilla(profile: str = "specialized") -> Executor:

@@ -58,9 +58,9 @@ def read(walk: Walk, logits: Tensor) -> Reading:
                 part = tensor[:, r.slots[0], :, r.accepted - 1 : r.accepted + 2]
             else:
                 part = _newest_keys(walk, tensor, r.pages, r.length, r.accepted)
-            parts.append(part.float().flatten())
+            parts.append(part.float().flatten().cpu())
         state[kind, layer] = torch.stack([p[: min(len(q) for q in parts)] for p in parts])
-    return Reading(logits.float().unflatten(0, (len(walk.requests), -1)), state)
+    return Reading(logits.float().cpu().unflatten(0, (len(walk.requests), -1)), state)
 
 
 def _newest_keys(walk: Walk, cache: Tensor, pages: list[list[int]], length: int, accepted: int) -> Tensor:

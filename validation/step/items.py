@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from validation.errors import UserError
-from validation.subjects.kimi_k3.config import Config, scaled
+from validation.subjects.kimi_k3.config import Config, real_widths, scaled
 
 # Providers whose kernels run in an interpreter on a CPU, hundreds of times slower: shorter walks.
 SLOW = ("triton",)
+INTERPRETED = 4  # steps of their long walks
 
 
 @dataclass(frozen=True)
 class Item:
-    """One walk: the ``scenario`` (or ``free_running`` or ``long`` for ``steps`` steps) on a small model.
-    ``turns``: the vanilla step takes every other step."""
+    """One walk: the ``scenario`` (or ``free_running``, ``memory`` or ``long`` for ``steps`` steps) on a
+    model. ``turns``: the vanilla step takes every other step."""
 
     name: str
     scenario: str
@@ -29,13 +30,17 @@ class Item:
     dcp: bool = False
     steps: int = 0
     turns: bool = False
+    widths: str = "scaled"
 
     def config(self) -> Config:
+        if self.widths == "real":
+            return real_widths(self.layers, self.ranks)
         return scaled(self.ranks, self.drafts, self.layers, self.block, self.dcp)
 
     def line(self, seed: int) -> str:
         """As reports name it: ``step/plain:layers=14,ranks=2,drafts=0:0``."""
         more = f",steps={self.steps}" if self.steps else ""
+        more += f",widths={self.widths}" if self.widths != "scaled" else ""
         return f"step/{self.name}:layers={self.layers},ranks={self.ranks},drafts={self.drafts}{more}:{seed}"
 
 
@@ -49,7 +54,9 @@ QUICK = (
     Item("four_ranks", "plain", ranks=4),
     Item("acceptance", "acceptance", drafts=2),
     Item("snapshots", "snapshots"),
+    Item("prefill", "prefill", layers=4),
     Item("alternating", "verify", drafts=1, turns=True),
+    Item("memory", "memory", steps=256),
     Item("free_running", "free_running", steps=16),
 )
 QUICK_SLOW = (
@@ -59,7 +66,7 @@ QUICK_SLOW = (
     Item("free_running", "free_running", steps=6),
 )
 FULL = (
-    *QUICK[1:-1],
+    *QUICK[1:-2],
     Item("plain", "plain", layers=14, block=3),
     Item("wide_blocks", "plain", layers=14, block=12),
     Item("batches", "batches"),
@@ -68,6 +75,7 @@ FULL = (
     Item("long_verify", "verify", layers=14, block=3, drafts=7),
     Item("sharded_verify", "verify", drafts=3, dcp=True),
     Item("free_running", "free_running", layers=14, block=3, steps=64),
+    Item("memory", "memory", steps=16_384),
     Item("long", "long", steps=1000),
 )
 
@@ -76,16 +84,47 @@ def cost(item: Item, provider: str) -> float:
     """About how long a walk takes, in units of the cheapest: what is begun first, so that none is left to
     run alone."""
     interpreted = 12.0 if provider in SLOW else 1.0
+    if item.scenario == "memory":  # one operation a token
+        return interpreted * item.steps / 10
     return interpreted * item.layers * item.ranks * (1 + item.drafts) * (1 + item.steps)
 
 
-def items(provider: str, tier: str, only: Sequence[str] = (), steps: int | None = None) -> list[Item]:
-    """The walks of a provider. ``only``: names; ``steps``: of the free-running and the long
-    walk."""
-    every = FULL if tier == "full" else QUICK_SLOW if provider in SLOW else QUICK
+@dataclass(frozen=True)
+class Choice:
+    """What of the walks is chosen. ``only``: names; ``steps``: of the free-running and the long walk;
+    ``layers``: of every model; ``widths``: ``scaled`` or ``real``, which the long walk alone has."""
+
+    tier: str = "quick"
+    only: tuple[str, ...] = ()
+    steps: int | None = None
+    device: str = "cpu"
+    widths: str = "scaled"
+    layers: int | None = None
+
+
+def chosen(provider: str, choice: Choice) -> list[Item]:
+    """The walks of a provider on a device."""
+    if choice.widths == "real":
+        if choice.device == "cpu":
+            raise UserError("--widths real needs 40 GB of weights on a GPU; add --device cuda")
+        return [
+            Item("long", "long", choice.layers or 3, 2, ranks=8, steps=choice.steps or 1000, widths="real")
+        ]
+    found = items(provider, choice.tier, choice.only, choice.steps, choice.device)
+    return [replace(item, layers=choice.layers) if choice.layers else item for item in found]
+
+
+def items(
+    provider: str, tier: str, only: Sequence[str] = (), steps: int | None = None, device: str = "cpu"
+) -> list[Item]:
+    """The walks of a provider at the scaled-down widths."""
+    slow = provider in SLOW and device == "cpu"
+    every = FULL if tier == "full" else QUICK_SLOW if slow else QUICK
     known = {item.name for item in (*FULL, *QUICK)}
     if unknown := [name for name in only if name not in known]:
         raise UserError(f"unknown walk '{unknown[0]}'; known: {', '.join(sorted(known))}")
-    chosen = [item for item in every if not only or item.name in only]
-    chosen += [i for i in (*QUICK, *FULL) if i.name in only and i.name not in {c.name for c in chosen}][:1]
-    return [replace(item, steps=steps) if steps and item.steps else item for item in chosen]
+    found = [item for item in every if not only or item.name in only]
+    found += [i for i in (*QUICK, *FULL) if i.name in only and i.name not in {c.name for c in found}][:1]
+    if slow:
+        found = [replace(i, steps=INTERPRETED) if i.scenario in ("long", "memory") else i for i in found]
+    return [replace(item, steps=steps) if steps and item.steps else item for item in found]

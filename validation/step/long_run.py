@@ -1,191 +1,248 @@
-"""Thousands of forced steps of two executors, window by window from the same state.
+"""Thousands of forced steps of a candidate, window by window, against a stock path and against itself.
 
-Every window starts with the state of the candidate in both; within it each keeps its own. What two honest
-backends differ by in a window is measured on pairs of honest variants (``honest``) over windows of the same
-length, and every window's distances must stay below the predictive limit at its share of the budget.
-Requests are renewed every few windows, so slots and pages change tenants. Continuity, staging, ranks and
-finiteness are checked at every step of the candidate.
+A window begins with the candidate's state in both paths; within it each keeps its own. How far two honest
+backends of these profiles are then apart is measured on pairs of variants (``limits``), and every request's
+distances must stay below the predictive limit at its share of the budget. Requests are renewed every few
+windows, so slots and pages change tenants, and their number changes, so that prepared batches change and are
+padded; one request may last for the whole run. The checks of ``watch`` look at every step; at sampled steps
+every operation is judged (``local``), or the step is run twice and compared bit for bit (``replay``). A
+window in which anything is wrong is run again to find the place (``locate``), and ends the run.
 
-Catches: what a fused or compiled step does wrong rarely, or only after long. Cannot catch: an error below
-what honest backends differ by in a window (``local`` is for those); which operation it was.
+Catches: what a fused, compiled or captured step does wrong rarely, or only after long. Cannot catch: an
+error in a step that is not sampled, if it is below what honest backends differ by in a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from validation.step import progress
+from validation.step.distances import Distances
 from validation.step.divergence import Divergence, of_check
 from validation.step.executor import Executor
-from validation.step.free_running import Reading, predictive_limit, read
-from validation.step.honest import honest
+from validation.step.locate import Place, Window, located
 from validation.step.walk import Hooks, Walk, forced
+from validation.step.watch import Watch
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights
 
-WINDOW, RENEWED = 25, 10  # steps of a window, windows between new requests
-REQUESTS, PAIRS, SEEN = 2, 16, 3  # pairs of variants, windows on which they are run
+CHECKPOINTS = 10  # windows beside the reference from one checkpoint to the next
+
+
+@dataclass(frozen=True)
+class Pace:
+    """``steps`` in all, in windows of ``window``; new requests after ``renewed`` windows, as many as the
+    next of ``counts``, padded to the smallest of ``sizes`` (none: as they are). Every ``compared``-th window
+    goes beside the reference. ``judged`` steps of the run are judged in full, spread evenly in the logarithm
+    of the step; in every window ``twice`` steps are run twice, and all at checkpoints. ``lasting``: the
+    first request outlives the others."""
+
+    steps: int
+    window: int = 25
+    renewed: int = 10
+    counts: tuple[int, ...] = (2,)
+    sizes: tuple[int, ...] = ()
+    compared: int = 1
+    judged: int = 0
+    twice: int = 0
+    lasting: bool = False
+    watched: int = 1
+
+    @property
+    def windows(self) -> int:
+        return -(-self.steps // self.window)
+
+    def judged_steps(self) -> frozenset[int]:
+        """Step 0 and the last among them."""
+        most = max(self.judged - 1, 1)
+        return frozenset(round(self.steps ** (i / most)) - 1 for i in range(self.judged))
+
+    def looked_at(self, step: int) -> bool:
+        """Whether the window that begins with a step is a checkpoint: all its steps are run twice, and the
+        state behind it is hashed."""
+        return self.twice > 0 and step % (self.window * self.compared * CHECKPOINTS) == 0
+
+    def padded(self, requests: int) -> int:
+        """Requests of the prepared batch that holds so many."""
+        return min((size for size in self.sizes if size >= requests), default=requests)
 
 
 @dataclass
 class LongRun:
     """The result: ``largest`` distance over its limit by name, over all windows; a limit that is infinite
-    judges nothing (see ``unjudged``)."""
+    judges nothing (see ``unjudged``). ``apart``: the largest distances themselves. ``digests``: of the
+    state, by the step after which it was taken. ``place``: of the first divergence, where it could be
+    found."""
 
     found: list[Divergence] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
+    apart: dict[str, float] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
+    digests: dict[int, str] = field(default_factory=dict)
     steps: int = 0
     windows: int = 0
+    compared: int = 0
+    judged: int = 0
+    twice: int = 0
+    place: Place | None = None
 
     @property
     def unjudged(self) -> list[str]:
         return [name for name, limit in self.limits.items() if limit == float("inf")]
 
 
+@dataclass(frozen=True)
+class Paths:
+    """The two executors, and what each distance of a request's window may be (none: it is only reported).
+    ``share``: of the false-alarm budget, for each operation of a judged step."""
+
+    candidate: Executor
+    reference: Executor
+    limits: dict[str, float]
+    share: float
+
+
 def long_run(
     config: Config,
     weights: Weights,
-    candidate: Executor,
-    reference: Executor,
-    steps: int,
-    share: float,
+    paths: Paths,
+    pace: Pace,
     *,
     seed: int = 0,
+    device: str = "cpu",
     hooks: Hooks | None = None,
     advance: Callable[[int], None] = lambda steps: None,
+    kept: Path | None = None,
 ) -> LongRun:
-    """Walk ``steps`` steps. ``share``: of the false-alarm budget, for the whole run."""
-    context = WINDOW * RENEWED
-    walks = [
-        Walk(config, weights, executor, None, h, context=context, seed=seed, checks=h is not None)  # type: ignore[arg-type]
-        for executor, h in ((candidate, hooks or Hooks()), (reference, None))
-    ]
-    for walk in walks:
-        walk.hooks = walk.hooks or Hooks()
-    one, other = walks
-    result = LongRun()
-    windows = -(-steps // WINDOW)
-    limits: dict[str, float] = {}
-    for window in range(windows):
-        if window % RENEWED == 0:
-            _renew(walks)
-        other.state.copy_(one.state)
-        other._remember()
-        tokens = forced(config, REQUESTS, min(WINDOW, steps - window * WINDOW), seed=seed * 100_003 + window)
-        if not limits:
-            one.share = None
-            limits = _limits(one, tokens, share / windows, seed)
-            result.limits = limits
-        distances = _window(one, other, tokens)
-        result.steps, result.windows = result.steps + len(tokens), window + 1
-        compare(result, distances, limits, result.steps - 1)
-        result.found += one.found
+    """Walk the steps of ``pace``. ``kept``: a file in which progress is kept, and from which it goes on."""
+    run = _Run(config, weights, paths, pace, seed, device, hooks or Hooks())
+    first = run.resume(kept) if kept else 0
+    for number in range(first, pace.windows):
+        run.window(number)
+        advance(run.result.steps)
+        if run.result.found:
+            break
+        if kept and progress.due(kept):
+            progress.save(kept, run.one, run.result, number + 1)
+    if kept and not run.result.found:
+        kept.unlink(missing_ok=True)
+    return run.result
+
+
+class _Run:
+    """The two walks and what they have found."""
+
+    def __init__(
+        self, config: Config, weights: Weights, paths: Paths, pace: Pace, seed: int, device: str, hooks: Hooks
+    ) -> None:
+        self.config, self.paths, self.pace, self.seed = config, paths, pace, seed
+        most = max(pace.counts)
+        rows = max(*pace.sizes, most) if pace.sizes else most
+        lasting = pace.steps + pace.window if pace.lasting else 0
+
+        def walk(executor: Executor, h: Hooks) -> Walk:
+            return Walk(
+                config, weights, executor, None, h, most=most, context=pace.window * pace.renewed,
+                seed=seed, rows=max(rows, 1), checks=False, device=device, lasting=lasting,
+            )  # fmt: skip
+
+        self.one, self.other = walk(paths.candidate, hooks), walk(paths.reference, Hooks())
+        self.result = LongRun(limits=dict(paths.limits))
+
+    def resume(self, kept: Path) -> int:
+        """The first window that is still to be done."""
+        return progress.load(kept, self.one, self.result)
+
+    def window(self, number: int) -> None:
+        """One window of both paths, and what was wrong in it."""
+        pace, one, result = self.pace, self.one, self.result
+        if number % pace.renewed == 0 or not one.requests:
+            self._renew(number // pace.renewed)
+        count = min(pace.window, pace.steps - number * pace.window)
+        tokens = forced(self.config, len(one.requests), count, seed=self.seed * 100_003 + number)
+        began = Window(
+            one.state.clone(), [r.length for r in one.requests], one.number, tokens,
+            pace.padded(len(one.requests)),
+        )  # fmt: skip
+        self._watch()
+        beside = number % pace.compared == 0
+        sums = self._steps(began, beside)
+        result.steps, result.windows = result.steps + count, number + 1
+        assert one.watch is not None
+        found = [*one.found, *one.watch.end(one)]
         one.found = []
-        advance(result.steps)
-    return result
+        if beside:
+            result.compared += 1
+            found += compare(result, sums.read(), result.steps - 1)
+        if found:
+            self._blame(began, found)
+        if pace.looked_at(began.number) or result.steps == pace.steps:
+            result.digests[result.steps] = one.state.digest()
+
+    def _renew(self, turn: int) -> None:
+        """New requests on the slots that the last ones leave, in both paths."""
+        one = self.one
+        for request in one.requests[int(self.pace.lasting and turn > 0) :]:
+            one.release(request)
+        for _ in range(self.pace.counts[turn % len(self.pace.counts)] - len(one.requests)):
+            one.admit(lasting=self.pace.lasting and not one.requests)
+
+    def _watch(self) -> None:
+        if self.one.watch is None:
+            self.one.watch = Watch(self.one, self.pace.watched)
+        else:
+            self.one.watch.begin(self.one)
+
+    def _steps(self, began: Window, beside: bool) -> Distances:
+        """All steps of a window."""
+        one, other, sums = self.one, self.other, Distances()
+        if beside:
+            other.state.copy_(one.state)
+            other.requests = [replace(r, tokens=[]) for r in one.requests]
+        judged, looked_at = self.pace.judged_steps(), self.pace.looked_at(began.number)
+        for offset, ids in enumerate(began.tokens):
+            one.share = self.paths.share if one.number in judged else None
+            one.twice = one.executor.replays and (looked_at or (beside and offset < self.pace.twice))
+            self.result.judged += one.share is not None
+            self.result.twice += one.twice and one.share is None
+            one.step(ids, padded=began.padded)
+            if beside:
+                other.step(ids, padded=began.padded)
+                last = offset + 1 == len(began.tokens)
+                sums.add(one, other, None if last else began.tokens[offset + 1])
+        return sums
+
+    def _blame(self, began: Window, found: list[Divergence]) -> None:
+        """The place first, where it can be found, then what showed it."""
+        one = self.one
+        one.share, one.twice, watch = None, False, one.watch
+        one.watch = None
+        place = located(one, began, self.paths.share)
+        one.watch = watch
+        self.result.place = place
+        earlier = [d for d in found if place is None or d.step < place.divergence.step]
+        later = [d for d in found if d not in earlier]
+        self.result.found = [*earlier, *([place.divergence] if place else []), *later]
 
 
-def _renew(walks: list[Walk]) -> None:
-    """Both executors get new requests on the slots that the last ones leave."""
-    for walk in walks:
-        for request in list(walk.requests):
-            walk.release(request)
-        for _ in range(REQUESTS):
-            walk.admit()
-
-
-def _window(one: Walk, other: Walk, tokens: list[list[list[int]]]) -> dict[str, float]:
-    pairs = [(read(one, one.step(ids)), read(other, other.step(ids))) for ids in tokens]
-    found = _distances(pairs, tokens, 1)
-    return {name: float(value[0]) for name, value in found.items()}
-
-
-def _distances(
-    pairs: list[tuple[Reading, Reading]], tokens: list[list[list[int]]], copies: int
-) -> dict[str, Tensor]:
-    """By name, of every copy of the requests: sums over the window of squared distances. [copy]"""
-    found: dict[str, Tensor] = {}
-
-    def add(name: str, value: Tensor) -> None:
-        total = value.unflatten(0, (copies, -1)).flatten(1).sum(1).double()
-        found[name] = found.get(name, torch.zeros(copies, dtype=torch.float64)) + total
-
-    for number, (mine, theirs) in enumerate(pairs):
-        p, q = mine.logits[:, -1].log_softmax(-1), theirs.logits[:, -1].log_softmax(-1)
-        add("KL divergence", (q.exp() * (q - p)).sum(-1).clamp(min=0))
-        if number + 1 < len(tokens):
-            following = torch.tensor([row[0] for row in tokens[number + 1]] * copies)[:, None]
-            add("forced token", (p.gather(1, following) - q.gather(1, following)).square()[:, 0])
-        for (kind, layer), state in mine.state.items():
-            right = theirs.state[kind, layer]
-            scale = right.norm(dim=-1).clamp(min=1e-30)
-            add(f"{kind} of layer {layer}", ((state - right).norm(dim=-1) / scale).square())
-    return found
-
-
-def _limits(walk: Walk, tokens: list[list[list[int]]], share: float, seed: int) -> dict[str, float]:
-    """Predictive limits of a window's distances, from pairs of honest variants on several windows."""
-    count = 2 * PAIRS * REQUESTS
-    gathered: dict[str, list[Tensor]] = {}
-    variants = Walk(
-        walk.config,
-        walk.weights,
-        honest(walk.executor.profile, seed + 1),
-        None,
-        most=count,
-        context=WINDOW * (SEEN + 1),
-        rows=count,
-        checks=False,
-    )
-    for _ in range(count):
-        variants.admit()
-    half = PAIRS * REQUESTS
-    for window in range(SEEN):
-        _same_state(variants, half)
-        drawn = tokens if window == 0 else forced(walk.config, REQUESTS, len(tokens), seed=seed + 31 * window)
-        pairs = []
-        for ids in drawn:
-            reading = read(variants, variants.step(ids * (2 * PAIRS)))
-            pairs.append(tuple(_part(reading, slice(i * half, (i + 1) * half)) for i in (0, 1)))
-        for name, value in _distances(pairs, drawn, PAIRS).items():  # type: ignore[arg-type]
-            gathered.setdefault(name, []).append(value)
-    each = share / len(gathered)
-    found = {}
-    for name, values in gathered.items():
-        squares = torch.cat(values)
-        positive = squares[squares > 0]
-        quantum = positive.min() if len(positive) else torch.tensor(1e-30)
-        found[name] = predictive_limit(squares + quantum, each)
-    return found
-
-
-def _part(reading: Reading, rows: slice) -> Reading:
-    return Reading(reading.logits[rows], {pair: state[rows] for pair, state in reading.state.items()})
-
-
-def _same_state(variants: Walk, half: int) -> None:
-    """The second half of the requests takes over what the first has stored."""
-    for old, new in zip(variants.requests[:half], variants.requests[half:], strict=True):
-        for part in (variants.state.conv, variants.state.recurrent):
-            for tensor in part.values():
-                tensor[:, new.slots] = tensor[:, old.slots]
-        for cache in variants.state.kv.values():
-            for rank in range(variants.config.ranks):
-                cache[rank, new.pages[rank]] = cache[rank, old.pages[rank]]
-
-
-def compare(result: LongRun, distances: dict[str, float], limits: dict[str, float], step: int) -> None:
-    """Findings for the distances of a window that are beyond their limits."""
-    for name, value in distances.items():
-        ratio = value / limits[name]
+def compare(result: LongRun, distances: dict[str, Tensor], step: int) -> list[Divergence]:
+    """Findings for the distances of a window's requests that are beyond their limits. [request]"""
+    found = []
+    for name, values in distances.items():
+        limit = result.limits.get(name, float("inf"))
+        value = float(values.max())
+        ratio = value / limit
+        result.apart[name] = max(result.apart.get(name, 0.0), value)
         result.largest[name] = max(result.largest.get(name, 0.0), ratio)
         if not ratio <= 1:
-            message = f"{name} is {ratio:.3g} times what honest backends differ by in {WINDOW} steps"
+            request = int(values.argmax())
             kind, _, layer = name.partition(" of layer ")
-            result.found.append(
-                of_check(step, "long_run", kind, message, count=1, layer=int(layer) if layer else -1)
-            )
+            message = f"{name} is {ratio:.3g} times what honest backends differ by in a window"
+            number = int(layer) if layer else -1
+            where = f"request {request}"
+            found.append(of_check(step, "long_run", kind, message, count=1, layer=number, where=where))
+    return found

@@ -8,10 +8,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from validation.step.budget import LOCAL_SHARE
 from validation.step.executor import Executor
 from validation.step.faults import Planted
 from validation.step.scenarios import DRAFTS, first_divergence
-from validation.step.session import LOCAL_SHARE
 from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config, scaled
 from validation.subjects.kimi_k3.weights import Weights, random_weights

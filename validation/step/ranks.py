@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,6 +41,7 @@ from validation.subjects.kimi_k3.weights import random_weights
 GATHERED = {"oproj": "y", "moe_tail": "latent"}
 RENEWED = 100  # steps between new requests
 REQUESTS = 2
+SAID_EVERY = 15.0  # seconds
 
 
 def sharded(one: Executor, rank: int) -> Executor:
@@ -80,7 +82,9 @@ def digests(b: Binding, rank: int) -> dict[str, str]:
         keys = cache[rank][b.batch.block_table[rank].long()].flatten(1, 2)
         for number, length in enumerate(b.batch.totals.tolist()):
             tensors[f"keys of layer {layer}, request {number}"] = keys[number, :length]
-    return {name: hashlib.sha256(raw(t).numpy().tobytes()).hexdigest()[:16] for name, t in tensors.items()}
+    return {
+        name: hashlib.sha256(raw(t).cpu().numpy().tobytes()).hexdigest()[:16] for name, t in tensors.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ def walk_as(rank: int, job: Job, say: Callable[[str], None] = lambda line: None)
         config, random_weights(config, job.seed), executor, None, Hooks(), context=RENEWED, checks=False
     )
     one.executor = _after(executor, watched)
+    began = said = time.monotonic()
     for step, ids in enumerate(forced(config, REQUESTS, job.steps, seed=job.seed)):
         if step % RENEWED == 0:
             for request in list(one.requests):
@@ -113,8 +118,11 @@ def walk_as(rank: int, job: Job, say: Callable[[str], None] = lambda line: None)
         one.step(ids)
         if watched.found:
             break
-        if step % RENEWED == RENEWED - 1:
-            say(f"step {step + 1} of {job.steps}")
+        if time.monotonic() - said > SAID_EVERY:
+            said = time.monotonic()
+            each = (said - began) / (step + 1)
+            left = each * (job.steps - step - 1)
+            say(f"step {step + 1} of {job.steps}, {1000 * each:.0f} ms a step, {left:.0f} s left")
     return watched.found
 
 

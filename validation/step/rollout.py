@@ -80,7 +80,7 @@ class Rollout:
         rolled = self.states.setdefault(key, Rolled.of(clean.state))
         a = replace(clean, state=rolled.mean)
         value = contract.reference(Noise(contract.profiles[self.profile]), a)["state"]
-        total = _with(value, rolled, initial_slots(a).clamp(min=0))
+        total = carried(value, rolled, initial_slots(a).clamp(min=0))
         output = next(o for o in contract.outputs if o.name == "state")
         # Errors carried from step to step are no longer independent: excess alone is judged.
         observed = output.view(outcome)
@@ -106,10 +106,10 @@ class Rollout:
             self.largest[s.name] = max(self.largest.get(s.name, 0.0), s.value)
 
 
-def _with(value: Value, rolled: Rolled, slots: Tensor) -> Value:
+def carried(value: Value, rolled: Rolled, slots: Tensor) -> Value:
     """The prediction of a step with the noise that its initial state carried."""
 
-    def carried(part: Tensor) -> Tensor:
+    def of_initial(part: Tensor) -> Tensor:
         return part[slots].amax(-1, keepdim=True)[:, None].expand(value.shape)
 
     def own(part: Tensor | None) -> Tensor:
@@ -119,7 +119,7 @@ def _with(value: Value, rolled: Rolled, slots: Tensor) -> Value:
     return Value(
         value.ar,
         value.mean,
-        own(variance) + carried(rolled.variance),
-        own(jump_variance) + carried(rolled.jump_variance),
-        torch.maximum(own(jump), carried(rolled.jump)),
+        own(variance) + of_initial(rolled.variance),
+        own(jump_variance) + of_initial(rolled.jump_variance),
+        torch.maximum(own(jump), of_initial(rolled.jump)),
     )

@@ -121,6 +121,17 @@ def snapshots(walk: Walk) -> None:
         walk.step(ids)
 
 
+def prefill(walk: Walk) -> None:
+    """Prompts in one pass over the edge of a page, one of them in two chunks, then two steps of both."""
+    first, second = walk.admit(), walk.admit()
+    prompt = [ids[0][0] for ids in forced(walk.config, 1, walk.config.page + 3, seed=walk.seed)]
+    walk.prefill(first, prompt)
+    walk.prefill(second, prompt[:5])
+    walk.prefill(second, prompt[5:8])
+    for ids in forced(walk.config, 2, 2, seed=walk.seed + 1):
+        walk.step(ids)
+
+
 SCENARIOS: dict[str, Callable[[Walk], None]] = {
     "plain": plain,
     "pages": pages,
@@ -130,6 +141,7 @@ SCENARIOS: dict[str, Callable[[Walk], None]] = {
     "acceptance": acceptance,
     "batches": batches,
     "snapshots": snapshots,
+    "prefill": prefill,
 }
 DRAFTS = {"verify": 2, "preempt": 1, "acceptance": 2}
 # Most requests at a time, where that is not two.

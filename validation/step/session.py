@@ -11,41 +11,44 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from validation.execution.plan import BUDGET
 from validation.report.schema import CaseResult, Finding, Score, ratio
 from validation.step import controls, free_running
+from validation.step.budget import FREE_SHARE, LOCAL_SHARE
 from validation.step.capture import save_capture
 from validation.step.divergence import Divergence
 from validation.step.executor import Executor, alternating, fastest, provider, vanilla
 from validation.step.items import Item
 from validation.step.local import Judged
-from validation.step.long_run import LongRun, compare, long_run
+from validation.step.long_memory import Memory, long_memory, spoiled
+from validation.step.long_walk import Said, long_walk
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
 from validation.subjects.kimi_k3.config import Config
-from validation.subjects.kimi_k3.weights import Weights, random_weights
+from validation.subjects.kimi_k3.weights import Weights, moved, random_weights
 
-# Half of a run's budget goes to the operations of its steps, half to its free-running walks. A run counts as
-# at least so many of either, so that one walk alone meets the limits of the whole run.
-OPERATIONS, WALKS = 50_000, 10
-LOCAL_SHARE = BUDGET / 2 / OPERATIONS
-FREE_SHARE = BUDGET / 2 / WALKS
+DRAWN_ON_CPU = 1024  # widest model whose random weights are drawn there
 
 
 @dataclass
 class Session:
-    """What all items of a run share. ``weights``: read from a file, for its configuration alone."""
+    """What all items of a run share. ``weights``: read from a file, for its configuration alone. ``judged``:
+    steps of a long walk that are judged in full, if not as many as its pace says."""
 
     seed: int = 0
     folder: Path | None = None
     weights: tuple[Config, Weights] | None = None
     advance: Callable[[str], None] = lambda words: None
+    device: str = "cpu"
+    judged: int | None = None
 
     def weights_of(self, config: Config) -> Weights:
+        """On the device. Small models are drawn on the CPU, so that all devices have the same."""
         if self.weights and self.weights[0] == config:
-            return self.weights[1]
-        return random_weights(config, self.seed)
+            return moved(self.weights[1], self.device)
+        if config.hidden > DRAWN_ON_CPU:
+            return random_weights(config, self.seed, self.device)
+        return moved(random_weights(config, self.seed), self.device)
 
     def carry_out(self, item: Item, name: str) -> CaseResult:
         """Walk one item with a provider."""
@@ -56,8 +59,10 @@ class Session:
         result = CaseResult(item.name, name, item.line(self.seed), "pass")
         if item.scenario == "free_running":
             self._free_running(item, executor, result)
+        elif item.scenario == "memory":
+            self._memory(item, executor, result)
         elif item.scenario == "long":
-            self._long(item, fastest(name), result)
+            long_walk(self, item, fastest(name, self.device), result)
         else:
             self._judged(item, executor, result)
         if result.findings:
@@ -88,6 +93,7 @@ class Session:
             most=MOST.get(item.scenario, 2),
             seed=self.seed,
             seen=seen,
+            device=self.device,
         )
         SCENARIOS[item.scenario](walk)
         controls.between_steps(tally, walk)
@@ -95,8 +101,8 @@ class Session:
         result.scores += [
             Score("rollout.state", n, v, float(n == "excess")) for n, v in rollout.largest.items()
         ]
-        self._counted(result, tally)
-        self._report(result, walk.found)
+        self.counted(result, tally)
+        self.report(result, walk.found)
         if walk.blamed and self.folder:
             path = self.folder / f"{result.provider}-{item.name}.safetensors"
             save_capture(path, config, walk.blamed, walk.found[0].step, executor)
@@ -107,50 +113,58 @@ class Session:
         steps = [free_running.Step(ids, [1, 1]) for ids in forced(config, 2, item.steps, seed=self.seed)]
         context = item.steps + config.page
         weights = self.weights_of(config)
-        walk = Walk(config, weights, executor, None, Hooks(), context=context, seed=self.seed)
+        walk = Walk(
+            config, weights, executor, None, Hooks(), context=context, seed=self.seed, device=self.device
+        )
         candidate = free_running.run(walk, steps)
         self.advance(f"{item.name} by {executor.name}: the ensemble")
+        walk.weights = moved(weights, "cpu")
         e = free_running.ensemble(walk, steps, seed=self.seed + 1)
         drift = free_running.judged(candidate, e, FREE_SHARE)
         controls.in_readings(tally, candidate, e, FREE_SHARE)
         result.scores = [Score(what, f"after step {step}", v, limit) for what, step, v, limit in drift.scores]
         if drift.unjudged:
             result.note = f"{len(drift.unjudged)} distances that no spread is known of"
-        self._counted(result, tally)
-        self._report(result, walk.found + drift.found)
+        self.counted(result, tally)
+        self.report(result, walk.found + drift.found)
 
-    def _long(self, item: Item, executor: Executor, result: CaseResult) -> None:
-        """Against the stock provider, or the reference where the profile is another."""
+    def _memory(self, item: Item, executor: Executor, result: CaseResult) -> None:
+        """One layer's recurrence on its own; as controls a state that loses 1e-6, and one that is wiped."""
         config, tally = item.config(), controls.Count()
-        reference = provider("torch") if executor.profile == "stock" else vanilla(executor.profile)
-        run = long_run(
-            config,
-            self.weights_of(config),
-            executor,
-            reference,
-            item.steps,
-            FREE_SHARE,
-            seed=self.seed,
-            advance=lambda n: self.advance(f"{item.name} by {executor.name}: step {n}"),
-        )
-        result.scores = [Score(name, "largest of all windows", v, 1.0) for name, v in run.largest.items()]
-        for name, limit in run.limits.items():
-            fault = LongRun()
-            compare(fault, {name: 2 * limit}, run.limits, 0)
-            if limit < float("inf"):
-                tally.add(f"{name} at twice its limit", bool(fault.found))
-        if run.unjudged:
-            result.note = f"no spread is known of {', '.join(run.unjudged)}"
-        self._counted(result, tally)
-        self._report(result, run.found)
 
-    def _counted(self, result: CaseResult, tally: controls.Count) -> None:
+        say = Said(self, f"{item.name} by {executor.name}").of(item.steps)
+
+        def run(one: Executor, tokens: int, said: bool) -> Memory:
+            def advance(number: int) -> None:
+                if said and number % 256 == 0:
+                    say(number)
+
+            return long_memory(
+                config, self.weights_of(config), one, tokens, FREE_SHARE, seed=self.seed,
+                device=self.device, advance=advance,
+            )  # fmt: skip
+
+        memory = run(executor, item.steps, True)
+        for name, factor in (("state scaled by 1 - 1e-6", 1 - 1e-6), ("state wiped", 0.0)):
+            tally.add(name, bool(run(spoiled(executor, factor), 8, False).found))
+        result.scores = [Score("memory.state", "excess", v, limit) for _, v, limit in memory.scores]
+        result.note = f"{memory.scores[-1][0]:,} tokens"
+        self.counted(result, tally)
+        self.report(result, memory.found)
+        if memory.judged and self.folder:
+            path = self.folder / f"{result.provider}-{item.name}.safetensors"
+            save_capture(path, config, memory.judged, memory.found[0].step, executor)
+            result.note += f"; captured: {path}"
+
+    def counted(self, result: CaseResult, tally: controls.Count) -> None:
         result.controls_planted, result.controls_caught = tally.planted, tally.caught
         if tally.missed:
             result.note = f"unnoticed: {tally.missed}"
 
-    def _report(self, result: CaseResult, found: list[Divergence]) -> None:
+    def report(self, result: CaseResult, found: list[Divergence]) -> None:
         replay = f"lockstep step --provider {result.provider} --only {result.op} --seed {self.seed}"
+        replay += f" --device {self.device}" if self.device != "cpu" else ""
+        replay += " --widths real" if "widths=real" in result.case else ""
         result.findings = [_finding(result, divergence, replay) for divergence in found]
 
 

@@ -13,15 +13,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from validation.step import between
+from validation.step import between, replay
 from validation.step.divergence import Divergence, of_operation
 from validation.step.executor import Executor
 from validation.step.local import Judged, judged_step
 from validation.step.rollout import Rollout
+from validation.step.watch import Watch
 from validation.subjects.kimi_k3.batch import Batch, batch_of
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.operation import Binding, Program
 from validation.subjects.kimi_k3.program import program
+from validation.subjects.kimi_k3.prompt import prompt_batch, prompt_program
 from validation.subjects.kimi_k3.requests import Pool, Request
 from validation.subjects.kimi_k3.state import Scratch, State, empty_state
 from validation.subjects.kimi_k3.weights import Weights
@@ -47,7 +49,9 @@ class Walk:
     """State and requests of one executor. ``share``: of the false-alarm budget, for each operation of each
     step; None: run without judging operations (the checks between them stay). ``checks``: between steps.
     ``stop``: raise ``Diverged`` at the first divergence. ``rollout``: the reference's own recurrent state,
-    judged at every step whose operations are judged."""
+    judged at every step whose operations are judged. ``device`` holds state and scratch (the weights must
+    lie there, too); ``lasting``: tokens of one request that outlives the others. ``watch``: the cheap checks
+    of long runs; ``twice``: every step is run whole and operation by operation (``replay``)."""
 
     config: Config
     weights: Weights
@@ -62,22 +66,27 @@ class Walk:
     checks: bool = True
     stop: bool = False
     rollout: Rollout | None = None
+    device: str = "cpu"
+    lasting: int = 0
+    watch: Watch | None = None
+    twice: bool = False
 
     def __post_init__(self) -> None:
-        self.pool = Pool(self.config, self.most, self.context, self.seed)
-        self.state = empty_state(self.config, self.pool.slot_count, self.pool.page_count)
-        self.scratch = Scratch(self.config, self.rows)
+        self.pool = Pool(self.config, self.most, self.context, self.seed, lasting=self.lasting)
+        self.state = empty_state(self.config, self.pool.slot_count, self.pool.page_count, self.device)
+        self.scratch = Scratch(self.config, self.rows, self.device)
         self.requests: list[Request] = []
         self.number = 0
         self.found: list[Divergence] = []
         self.programs: dict[int, Program] = {}
         self.shadow: State | None = None
         self.blamed: Judged | None = None
+        self.last: Binding | None = None
 
-    def admit(self) -> Request:
+    def admit(self, lasting: bool = False) -> Request:
         """A new request; its slots are checked to be reset."""
         self._unchanged()
-        request = self.pool.admit(self.state)
+        request = self.pool.admit(self.state, lasting)
         self.hooks.admitted(self, request)
         self._add(between.admission(self.number, self.state, request))
         if self.rollout:
@@ -131,38 +140,65 @@ class Walk:
     ) -> Tensor:
         """One step of all requests; logits [row, token] of the live rows. Requests advance by ``accepted``
         (default: all tokens)."""
+        right = batch_of(self.config, self.requests, ids, padded, self.pool.capacity)
+        counts = accepted or [len(row) for row in ids]
+
+        def advance() -> None:
+            for request, row, count in zip(self.requests, ids, counts, strict=True):
+                request.advance(row, count)
+
+        return self._carried_out(
+            right, self.program(right.tokens), len(self.requests) * right.tokens, advance
+        )
+
+    def prefill(self, request: Request, ids: list[int]) -> Tensor:
+        """A request's prompt, or the next chunk of it, in one pass; logits [row, token] of its tokens."""
+        right = prompt_batch(self.config, request, ids, self.pool.capacity)
+
+        def advance() -> None:
+            request.advance(ids, len(ids))
+            request.accepted = 1  # the state is in the first slot
+
+        return self._carried_out(right, prompt_program(self.config, len(ids)), len(ids), advance)
+
+    def _carried_out(self, right: Batch, steps: Program, live: int, advance: Callable[[], None]) -> Tensor:
+        """A step of ``live`` rows with all checks around it. ``right``: what it should be told."""
         self.hooks.between(self)
         self._unchanged()
-        right = batch_of(self.config, self.requests, ids, padded)
+        if self.watch:
+            self.watch.before(self)
         batch = self.hooks.stage(right.clone())
         if self.checks:
             self._add(between.staging(self.number, batch, right))
-        binding = self.binding(batch)
-        self._run(binding)
-        counts = accepted or [len(row) for row in ids]
-        for request, row, count in zip(self.requests, ids, counts, strict=True):
-            request.advance(row, count)
+        if self.watch:
+            self.watch.staged(self.number, batch, right)
+        self.last = binding = self.binding(batch)
+        self._run(binding, steps)
+        advance()
         if self.checks:
             self._add(between.ranks(self.number, binding))
             self._add(between.finite(self.number, self.state, self.requests))
         self._remember()
+        if self.watch:
+            self.watch.after(self, binding, live)
         self.number += 1
-        live = len(self.requests) * batch.tokens
         return self.scratch.logits[0, :live, : self.config.vocabulary].clone()
 
     def binding(self, batch: Batch) -> Binding:
-        return Binding(self.config, self.weights, self.state, self.scratch, batch)
+        return Binding(self.config, self.weights, self.state, self.scratch, batch.to(self.device))
 
     def program(self, tokens: int) -> Program:
         if tokens not in self.programs:
             self.programs[tokens] = program(self.config, tokens)
         return self.programs[tokens]
 
-    def _run(self, binding: Binding) -> None:
+    def _run(self, binding: Binding, steps: Program) -> None:
         self.scratch.poison()
-        steps = self.program(binding.batch.tokens)
         if self.share is None:
-            self.executor.step(steps, binding)
+            if self.twice:
+                self._add(replay.twice(self.number, steps, binding, self.executor))
+            else:
+                self.executor.step(steps, binding)
             if self.rollout:
                 self.rollout.forget()
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from kernels_under_test.executor.specialised import SpecialisedExecutor
-from validation.step.executor import provider
+from validation.step.executor import Executor, provider
 from validation.step.walk import forced
 from validation.subjects.kimi_k3.batch import batch_of
 from validation.subjects.kimi_k3.operation import Binding
@@ -21,11 +21,16 @@ sys.path.append(str(Path(__file__).parents[2] / "validation" / "walks"))
 from step_case import Case, small
 
 
+def _executor(case: Case, kernels: Executor) -> SpecialisedExecutor:
+    (ids,) = forced(case.config, 1, 1)
+    return SpecialisedExecutor(case.binding(batch_of(case.config, case.requests[:1], ids)), kernels)
+
+
 def _replayed(drafts: int, plan: list[tuple[int, int]]) -> tuple[Case, SpecialisedExecutor, list[bool]]:
     """Steps of (requests, tokens) padded to their graph, beside eager ones; whether all bits agree."""
     kernels = provider("torch")
     one, other = (Case(small(drafts), requests=5) for _ in range(2))
-    executor = SpecialisedExecutor(one.config, one.weights, one.state, kernels)
+    executor = _executor(one, kernels)
     eager, equal = Scratch(one.config), []
     everyone = list(zip(one.requests, other.requests, strict=True))
     for number, (count, q) in enumerate(plan):
@@ -39,7 +44,7 @@ def _replayed(drafts: int, plan: list[tuple[int, int]]) -> tuple[Case, Specialis
         executor.step(a, kind)
         kernels.step(program(one.config, q), Binding(other.config, other.weights, other.state, eager, b))
         rows = count * q
-        equal.append(torch.equal(executor.scratch.logits[:, :rows], eager.logits[:, :rows]))
+        equal.append(torch.equal(one.scratch.logits[:, :rows], eager.logits[:, :rows]))
         for mine, theirs in pairs:
             mine.advance(ids[0], 1 + number % q)
             theirs.advance(ids[0], 1 + number % q)
@@ -51,18 +56,18 @@ def test_replays_equal_eager_steps() -> None:
     _, executor, equal = _replayed(0, [(2, 1), (3, 1), (2, 1), (5, 1), (1, 1), (3, 1), (2, 1)])
     assert all(equal)
     assert executor.log == ["specialised"] * 7
-    assert set(executor.captured) == {(1, 1), (2, 1), (3, 1), (5, 1)}
+    assert {key[:2] for key in executor.prepared} == {(1, 1), (2, 1), (3, 1), (5, 1)}
 
 
 def test_replays_of_verify_steps_equal_eager_steps() -> None:
     _, executor, equal = _replayed(1, [(2, 1), (1, 2), (2, 2), (3, 2), (1, 2), (2, 2), (5, 2)])
     assert all(equal)
-    assert (16, 2) in executor.captured  # five requests of two tokens, padded to eight
+    assert (16, 2) in {key[:2] for key in executor.prepared}  # five requests of two tokens, padded to eight
 
 
 def test_what_is_not_served_falls_back_on_the_same_state() -> None:
     case = Case(small(), requests=2)
-    executor = SpecialisedExecutor(case.config, case.weights, case.state, provider("torch"))
+    executor = _executor(case, provider("torch"))
     for number, kind in enumerate((plain("", 2), plain("", 2, capturing=False), plain("", 2))):
         (ids,) = forced(case.config, 2, 1, seed=number)
         batch = batch_of(case.config, case.requests, ids)
@@ -71,23 +76,3 @@ def test_what_is_not_served_falls_back_on_the_same_state() -> None:
             request.advance(row, 1)
     assert executor.log == ["specialised", "fallback", "specialised"]
     assert case.state.recurrent[1][:, case.requests[0].slots].isfinite().all()
-
-
-def test_a_number_baked_at_capture_is_seen() -> None:
-    """Were metadata not restaged in place, replays would part from eager steps."""
-    executor_step = SpecialisedExecutor.step
-
-    def baked(self: SpecialisedExecutor, batch, kind) -> None:  # type: ignore[no-untyped-def]
-        key = batch.rows, 1
-        if key in self.captured:
-            for name in ("lengths",):
-                setattr(batch, name, getattr(self.captured[key].batch, name).clone())
-        executor_step(self, batch, kind)
-
-    SpecialisedExecutor.step = baked  # type: ignore[method-assign]
-    try:
-        _, _, equal = _replayed(0, [(2, 1), (2, 1), (2, 1)])
-    finally:
-        SpecialisedExecutor.step = executor_step  # type: ignore[method-assign]
-    assert equal[:2] == [True, True]
-    assert not all(equal)

@@ -1,69 +1,109 @@
-"""Windows of a long run: a right executor passes, wiped and drifting state is found in its first window."""
+"""Windows of a long run: right executors pass, state that is wiped, drifts or loses precision is found in its
+first windows and named, and a run goes on from where it was cut."""
 
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import pytest
+import torch
 from step_case import small
 
-from validation.step import long_run as module
-from validation.step.executor import Executor, provider
+from validation.errors import UserError
+from validation.step import limits, progress
+from validation.step.executor import Executor, provider, vanilla
 from validation.step.faults import step_faults
-from validation.step.long_run import LongRun, compare, long_run
+from validation.step.long_run import LongRun, Pace, Paths, compare, long_run
 from validation.step.walk import Hooks
 from validation.subjects.kimi_k3.weights import random_weights
+
+SHARE = 1e-8
 
 
 @functools.cache
 def _weights():  # type: ignore[no-untyped-def]
-    return random_weights(small(), 5)
+    return random_weights(small())
 
 
-def _run(executor: Executor, steps: int, hooks: Hooks | None = None) -> LongRun:
-    return long_run(small(), _weights(), executor, provider("torch"), steps, 5e-5, seed=5, hooks=hooks)
+@functools.cache
+def _limits() -> dict[str, float]:
+    """Those that the command takes, of windows of 25 steps: shorter windows are below them all the more."""
+    pairs = limits.Pairs(small(), _weights(), ("stock", "stock"), 25, drawn=0)
+    return limits.limits(limits.squares(pairs), SHARE)
 
 
-_KEPT: dict[str, dict[str, float]] = {}
+def _run(executor: Executor, pace: Pace, hooks: Hooks | None = None, kept: Path | None = None) -> LongRun:
+    paths = Paths(executor, provider("inductor"), _limits(), SHARE)
+    return long_run(small(), _weights(), paths, pace, hooks=hooks, kept=kept)
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows of eight steps, new requests every other window, few variants, run once for all tests."""
-    measured = module._limits
-    for name, value in (("WINDOW", 8), ("RENEWED", 2), ("PAIRS", 12), ("SEEN", 2)):
-        monkeypatch.setattr(module, name, value)
-
-    def once(walk, *more):  # type: ignore[no-untyped-def]
-        if walk.executor.profile not in _KEPT:
-            _KEPT[walk.executor.profile] = measured(walk, *more)
-        return _KEPT[walk.executor.profile]
-
-    monkeypatch.setattr(module, "_limits", once)
+def _fault(name: str):  # type: ignore[no-untyped-def]
+    return next(f for f in step_faults() if f.name == name)
 
 
-def test_another_backend_passes_over_windows_and_tenants() -> None:
-    run = _run(provider("inductor"), 28)
+def test_another_backend_passes_over_windows_tenants_and_padding() -> None:
+    pace = Pace(20, window=8, renewed=1, counts=(2, 3, 1), sizes=(2, 4), judged=2, lasting=True)
+    run = _run(vanilla("stock"), pace)
     assert run.found == []
-    assert (run.steps, run.windows) == (28, 4)
+    assert (run.steps, run.windows, run.compared, run.judged) == (20, 3, 3, 2)
     assert 0 < max(run.largest.values()) < 1
+    assert run.unjudged == []
 
 
-def test_wiped_state_is_found_by_its_distances_and_at_its_step() -> None:
-    fault = next(f for f in step_faults() if f.name == "state_wiped_at_step_5")
-    run = _run(provider("torch"), 8, fault.hooks())
-    assert "long_run" in {d.op for d in run.found}
-    assert [d.step for d in run.found if d.op == "continuity"] == [5]
-    assert run.largest["KL divergence"] > 1
+def test_judged_steps_are_the_first_the_last_and_between_them_by_the_logarithm() -> None:
+    assert sorted(Pace(10_000, judged=5).judged_steps()) == [0, 9, 99, 999, 9999]
+    assert Pace(100).judged_steps() == frozenset()
+
+
+@pytest.mark.parametrize("name", ["state_wiped_at_step_5", "drift_between_steps"])
+def test_state_changed_between_steps_is_found_at_its_step(name: str) -> None:
+    run = _run(provider("torch"), Pace(8, window=8), _fault(name).hooks())
+    first = run.found[0]
+    assert (first.op, first.step) == ("continuity", 5 if "5" in name else 1)
+
+
+@pytest.mark.parametrize("name", ["drift_in_core", "bf16_state"])
+def test_a_wrong_operation_is_found_and_named_with_a_capture(name: str) -> None:
+    """No step of the run is judged: the distances of the window (or nothing) call for the place."""
+    fault = _fault(name)
+    run = _run(fault.executor(provider("torch")), Pace(64, window=32, judged=1))
+    assert run.found[0].op == "kda_decode"
+    assert run.found[0].step < 64
+    assert run.place is not None
+    assert run.place.judged is not None
+    assert run.place.judged.failed
 
 
 def test_a_distance_beyond_its_limit_is_a_finding() -> None:
-    result = LongRun()
-    compare(
-        result,
-        {"recurrent of layer 2": 2.0, "KL divergence": 0.5},
-        {"recurrent of layer 2": 1.0, "KL divergence": 1.0},
-        9,
-    )
-    (found,) = result.found
-    assert (found.step, found.layer, found.output) == (9, 2, "recurrent")
+    result = LongRun(limits={"recurrent of layer 2": 1.0, "KL divergence": 1.0})
+    near, far = torch.tensor([0.1, 0.5]), torch.tensor([0.2, 2.0])
+    (found,) = compare(result, {"recurrent of layer 2": far, "KL divergence": near}, 9)
+    assert (found.step, found.layer, found.output, found.where) == (9, 2, "recurrent", "request 1")
+
+
+def test_a_run_goes_on_from_its_progress_and_ends_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pace = Pace(12, window=4, counts=(2, 3), renewed=1, lasting=True)
+    whole = _run(provider("torch"), pace)
+    kept = tmp_path / "long" / "run.safetensors"
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    seen: list[int] = []
+
+    def cut(steps: int) -> None:
+        seen.append(steps)
+        if steps == 8:
+            raise KeyboardInterrupt
+
+    paths = Paths(provider("torch"), provider("inductor"), _limits(), SHARE)
+    with pytest.raises(KeyboardInterrupt):
+        long_run(small(), _weights(), paths, pace, advance=cut, kept=kept)
+    again = long_run(small(), _weights(), paths, pace, advance=seen.append, kept=kept)
+    assert seen == [4, 8, 8, 12]
+    assert again.digests == whole.digests
+    assert again.largest == whole.largest
+    assert not kept.exists()
+    kept.write_bytes(b"no tensors")
+    with pytest.raises(UserError, match="holds no progress"):
+        long_run(small(), _weights(), paths, pace, kept=kept)

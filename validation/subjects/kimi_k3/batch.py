@@ -57,20 +57,40 @@ class Batch:
     def clone(self) -> Batch:
         return Batch(**{name: getattr(self, name).clone() for name in STAGED}, tokens=self.tokens)
 
+    def to(self, device: str | torch.device) -> Batch:
+        """The same batch on a device; itself where it is there."""
+        if self.ids.device.type == torch.device(device).type:
+            return self
+        return Batch(**{name: getattr(self, name).to(device) for name in STAGED}, tokens=self.tokens)
+
+    def neutral(self) -> Batch:
+        """A batch of the same shape and device in which every request is padding."""
+        empty = self.clone()
+        for name, value in PADDING.items():
+            getattr(empty, name).fill_(value)
+        return empty
+
 
 STAGED = ("ids", "slots", "accepted", "block_table", "lengths", "totals", "kv_slot", "wanted")
+# What padding requests are told.
+PADDING = {"slots": 0, "accepted": 1, "block_table": 0, "lengths": 0, "totals": 0, "kv_slot": -1}
 
 
 def batch_of(
-    config: Config, requests: Sequence[Request], ids: Sequence[Sequence[int]], padded: int | None = None
+    config: Config,
+    requests: Sequence[Request],
+    ids: Sequence[Sequence[int]],
+    padded: int | None = None,
+    capacity: int = 0,
 ) -> Batch:
     """Stage a step that gives every request its ``ids`` (equally many each), padded to ``padded`` requests
-    with null slots, accepted 1 and length 0. UserError if lengths differ or a request has no room."""
+    with null slots, accepted 1 and length 0. ``capacity``: pages a request in the table, at least as many as
+    any has. UserError if lengths differ or a request has no room."""
     tokens = {len(row) for row in ids}
     if len(tokens) != 1 or len(ids) != len(requests) or not requests:
         raise UserError(f"a step needs equally many tokens of every request, not {[len(row) for row in ids]}")
     q, count = tokens.pop(), padded or len(requests)
-    capacity = len(requests[0].pages[0])
+    capacity = max(capacity, *(len(request.pages[0]) for request in requests), 1)
     b = Batch(
         ids=torch.zeros(count * q, dtype=torch.int64),
         slots=torch.zeros(count, q, dtype=torch.int32),
@@ -101,7 +121,7 @@ def _stage_keys(config: Config, b: Batch, i: int, request: Request) -> None:
     positions = torch.arange(request.length, request.length + b.tokens)
     for rank in range(config.ranks):
         pages = torch.tensor(request.pages[rank])
-        b.block_table[rank, i] = pages.to(torch.int32)
+        b.block_table[rank, i, : len(pages)] = pages.to(torch.int32)
         total = torch.tensor(request.length + b.tokens)
         place, mine = positions, torch.ones_like(positions, dtype=torch.bool)
         if sharded:

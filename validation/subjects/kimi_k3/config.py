@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from validation.contracts.mla.attention_arguments import LATENT, QK_HEAD, WIDTH
 from validation.errors import UserError
@@ -158,6 +158,14 @@ def _need(met: bool, message: str) -> None:
 def real(ranks: int = 8, drafts: int = 0) -> Config:
     """The published sizes at TP8 or TP16 (which pads a rank's 192 expert columns to 256)."""
     return Config(ranks=ranks, drafts=drafts, stored_moe=256 if ranks == 16 else 3072 // ranks)
+
+
+def real_widths(layers: int, ranks: int = 8) -> Config:
+    """The published widths with few layers, of all kinds: KDA with the dense MLP first, MLA every fourth and
+    last, and AttnRes blocks of two layers."""
+    mla = sorted({*range(3, layers, 4), layers - 1})
+    whole = real(ranks)
+    return replace(whole, layers=layers, mla_layers=tuple(mla), attn_res_block=2, aux=(0, layers))
 
 
 def scaled(ranks: int = 2, drafts: int = 0, layers: int = 14, block: int = 3, dcp: bool = False) -> Config:

@@ -37,25 +37,37 @@ class Request:
 
 
 class Pool:
-    """Free slots and pages of a state. ``context``: most tokens of a request."""
+    """Free slots and pages of a state. ``context``: most tokens of a request; ``lasting``: of one request
+    among them that outlives the others (0: there is none)."""
 
-    def __init__(self, config: Config, requests: int, context: int, seed: int = 0, spare: int = 3) -> None:
+    def __init__(
+        self,
+        config: Config,
+        requests: int,
+        context: int,
+        seed: int = 0,
+        spare: int = 3,
+        lasting: int = 0,
+    ) -> None:
         self.config = config
         self.pages_each = -(-context // config.page)
+        self.pages_lasting = -(-lasting // config.page)
+        self.capacity = max(self.pages_each, self.pages_lasting)
         self.slot_count = 1 + (requests + spare) * config.tokens
-        self.page_count = 1 + (requests + spare) * self.pages_each
+        self.page_count = 1 + (requests + spare) * self.pages_each + self.pages_lasting
         g = torch.Generator().manual_seed(seed)
         self.free_slots = (torch.randperm(self.slot_count - 1, generator=g) + 1).tolist()
         self.free_pages = [
             (torch.randperm(self.page_count - 1, generator=g) + 1).tolist() for _ in range(config.ranks)
         ]
 
-    def admit(self, state: State) -> Request:
+    def admit(self, state: State, lasting: bool = False) -> Request:
         """A new request on free slots, which are reset. UserError if there is no room."""
-        if len(self.free_slots) < self.config.tokens or len(self.free_pages[0]) < self.pages_each:
+        each = self.pages_lasting if lasting else self.pages_each
+        if len(self.free_slots) < self.config.tokens or len(self.free_pages[0]) < each:
             raise UserError("no free slot or page for another request")
         slots = [self.free_slots.pop() for _ in range(self.config.tokens)]
-        pages = [[free.pop() for _ in range(self.pages_each)] for free in self.free_pages]
+        pages = [[free.pop() for _ in range(each)] for free in self.free_pages]
         state.reset(slots)
         return Request(slots, pages)
 

@@ -60,13 +60,13 @@ class State:
         """Sixteen hex digits over every byte of every buffer."""
         found = hashlib.sha256()
         for _, _, tensor in self.buffers():
-            found.update(raw(tensor).numpy().tobytes())
+            found.update(raw(tensor).cpu().numpy().tobytes())
         return found.hexdigest()[:16]
 
 
 def raw(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor [.., byte], so that NaN payloads and signs of zero count. uint8"""
-    return tensor.detach().cpu().contiguous().view(torch.uint8)
+    """The bytes of a tensor [.., byte], so that NaN payloads and signs of zero count. uint8, on its device"""
+    return tensor.detach().contiguous().view(torch.uint8)
 
 
 def differences(one: State, other: State) -> list[tuple[str, int, Tensor]]:
@@ -79,18 +79,20 @@ def differences(one: State, other: State) -> list[tuple[str, int, Tensor]]:
     return found
 
 
-def empty_state(config: Config, slots: int, pages: int) -> State:
+def empty_state(config: Config, slots: int, pages: int, device: str = "cpu") -> State:
     """All slots and pages free: full of NaN, so that whatever reads what it does not own shows."""
+    nan = float("nan")
     c, t = config, config.ranks
     conv, recurrent, kv = {}, {}, {}
     columns = c.conv_taps + c.drafts
     for layer in range(c.layers):
         if c.is_mla(layer):
-            kv[layer] = torch.full((t, pages, c.page, c.kv_rank + c.rope), NAN_BYTE, dtype=torch.uint8)
+            shape = (t, pages, c.page, c.kv_rank + c.rope)
+            kv[layer] = torch.full(shape, NAN_BYTE, dtype=torch.uint8, device=device)
             continue
-        history = torch.full((t, slots, columns, 3 * c.kda_width), float("nan"), dtype=torch.bfloat16)
+        history = torch.full((t, slots, columns, 3 * c.kda_width), nan, dtype=torch.bfloat16, device=device)
         conv[layer] = history.transpose(2, 3)
-        recurrent[layer] = torch.full((t, slots, c.local_heads, c.kda_dim, c.kda_dim), float("nan"))
+        recurrent[layer] = torch.full((t, slots, c.local_heads, c.kda_dim, c.kda_dim), nan, device=device)
     return State(config, conv, recurrent, kv)
 
 
@@ -98,7 +100,11 @@ class Scratch:
     """Buffers of one step, owned by the model and shared by all batch sizes: ``ROWS`` rows each, of which a
     step uses the first. ``poison`` makes them what an allocator may leave: NaN, and bytes of NaN."""
 
-    def __init__(self, config: Config, rows: int = ROWS) -> None:
+    def __init__(self, config: Config, rows: int = ROWS, device: str = "cpu") -> None:
+        with torch.device(device):
+            self._allocate(config, rows)
+
+    def _allocate(self, config: Config, rows: int) -> None:
         c, t = config, config.ranks
         heads = c.heads
         self.embedded = _bf16(t, rows, c.hidden)

@@ -8,6 +8,7 @@ thousands of times larger); a checkpoint can.
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import torch
@@ -17,17 +18,19 @@ from validation.contracts.contract import Case
 from validation.contracts.regimes import generator, log_uniform_half_lives, normal
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.shapes import Spec, weight_specs
+from validation.subjects.kimi_k3.state import raw
 
 Weights = dict[str, Tensor]
 _NAN_SCALE = 255
 _NIBBLE_RMS = 2.93  # of the sixteen values of E2M1
 
 
-def random_weights(config: Config, seed: int = 0) -> Weights:
-    """All weights on the CPU; equal seeds and configurations give equal weights."""
+def random_weights(config: Config, seed: int = 0, device: str = "cpu") -> Weights:
+    """All weights, drawn on the device; equal seeds, configurations and devices give equal weights."""
     found: Weights = {}
     for name, spec in weight_specs(config).items():
-        g = generator(Case.of(name, "weight", seed, **{f"axis{i}": n for i, n in enumerate(spec.shape)}))
+        case = Case.of(name, "weight", seed, **{f"axis{i}": n for i, n in enumerate(spec.shape)})
+        g = torch.Generator(device).manual_seed(generator(case).initial_seed())
         found[name] = _draw(g, spec, config)
         if name.endswith("dt_bias"):
             found[name] = _long_memory(g, found[name.replace("dt_bias", "a_log")], spec.shape, config)
@@ -38,13 +41,27 @@ def random_weights(config: Config, seed: int = 0) -> Weights:
     return found
 
 
+def moved(weights: Weights, device: str) -> Weights:
+    """The same weights on a device."""
+    return {name: tensor.to(device) for name, tensor in weights.items()}
+
+
+def digest(weights: Weights) -> str:
+    """Eight hex digits over a sum of every tensor: ensembles of other weights are told by it."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        whole = raw(tensor).long().sum()
+        found.update(f"{name}:{int(whole)}".encode())
+    return found.hexdigest()[:8]
+
+
 def _draw(g: Generator, spec: Spec, config: Config) -> Tensor:
     shape = spec.shape
     if spec.kind == "nibbles":
-        return torch.randint(0, 256, shape, generator=g, dtype=torch.uint8)
+        return torch.randint(0, 256, shape, generator=g, dtype=torch.uint8, device=g.device)
     if spec.kind == "scales":
         middle = 127 - round(math.log2((32 * shape[-1]) ** 0.5 * _NIBBLE_RMS / 2))
-        return torch.randint(middle - 2, middle + 2, shape, generator=g, dtype=torch.uint8)
+        return torch.randint(middle - 2, middle + 2, shape, generator=g, dtype=torch.uint8, device=g.device)
     drawn = normal(g, *shape)
     if spec.kind == "gain":
         return (1 + 0.3 * drawn).bfloat16()
