@@ -74,8 +74,11 @@ def _end_with(parent: int) -> None:
 
 
 def _load(job: Job) -> None:
+    import torch
+
     from validation.providers import load_plugin, load_provider
 
+    torch.set_num_threads(2)  # only to draw the inputs, in several processes at a time
     for plugin in job.plugins:
         load_plugin(Path(plugin), probe=False)
     load_provider(job.provider, probe=False)
