@@ -23,6 +23,7 @@ from validation.sanitize.subject import Answer, Job, read_answers
 from validation.sanitize.tools import Tool, command
 
 PROGRAM = (sys.executable, "-P", "-m", "validation.sanitize.subject")
+PLANTED = 90.0  # seconds of a planted fault; a barrier that some threads pass by may hang
 PORTS = range(49152, 65000, 16)  # the tool takes up to ten from its first on
 
 
@@ -99,11 +100,12 @@ class Watch:
         words = [*self.program, str(task)]
         if tool:
             words = [*command(self.binary, tool, str(log), port, alone), *words]
-        status = self._ended(words, stem.with_suffix(".out"))
+        limit = min(self.limit, PLANTED) if job.planted else self.limit
+        status = self._ended(words, stem.with_suffix(".out"), limit)
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
         result = Watched(tool, [job.planted] if job.planted else job.cases, read_answers(Path(job.answers)),
                          parse(text) if tool else Log(counted=0))  # fmt: skip
-        judge_ending(result, status, self.limit, stem.with_suffix(".out"))
+        judge_ending(result, status, limit, stem.with_suffix(".out"))
         return result
 
     def _next(self, name: str) -> tuple[Path, int]:
@@ -111,7 +113,7 @@ class Watch:
             self._number += 1
             return self.folder / f"{self._number:03}-{name}", PORTS[self._number % len(PORTS)]
 
-    def _ended(self, words: Sequence[str], output: Path) -> int | None:
+    def _ended(self, words: Sequence[str], output: Path, limit: float) -> int | None:
         """Exit status; None where the limit passed and the process was killed."""
         env = environment(self.device) | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         with output.open("wb") as file, self._lock:
@@ -122,7 +124,7 @@ class Watch:
             )
             self._running.add(process)
         try:
-            return process.wait(self.limit)
+            return process.wait(limit)
         except subprocess.TimeoutExpired:
             return None
         finally:

@@ -11,6 +11,9 @@ from tests.validation.sanitize.conftest import QUANTISE, QUANTISE_NAN, ROUTE
 from validation.cli import main
 from validation.commands import sanitize
 from validation.commands.sanitized import show
+from validation.report.document import from_json, to_json
+from validation.report.junit import to_junit
+from validation.report.terminal import as_text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -51,6 +54,9 @@ def test_it_prints_reports_doubts_and_the_planted_faults(examine, monkeypatch):
     assert "--tool memcheck --provider triton --case" in said
     assert "planted fault for racecheck: MISSED" in said
     assert "FAIL: 2 cases under 2 tools" in said
+    assert from_json(to_json(document)).cases == document.cases
+    for report in (to_junit(document), as_text(document)):
+        assert "mx_quantize_kernel" in report
 
 
 def test_an_interrupted_run_is_no_pass(monkeypatch):
