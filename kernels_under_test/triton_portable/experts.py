@@ -11,7 +11,7 @@ What this cannot show: the subject's units of 8 rows, stolen tiles and streamed 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import triton
@@ -20,6 +20,7 @@ from kernels_under_test.triton_portable.experts_kernels import (
     down_kernel,
     group_kernel,
     prepare_kernel,
+    slots_kernel,
     up_kernel,
 )
 from kernels_under_test.triton_portable.launch import (
@@ -46,28 +47,60 @@ BLOCKS = 4  # of 32 columns that a warp takes of a row at a time: what ``experts
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """How a product passes over its weights: warps of a program; fours of blocks that it takes at a time;
+    whether loads stay where they are written; the most registers of a thread (None: as the assembler likes).
+    A warp takes 32 rows of four blocks."""
+
+    warps: int
+    ahead: int = 1
+    hold: bool = True
+    registers: int | None = None
+
+    def settings(self, groups: int, here: bool) -> dict[str, Any]:
+        """Constants and options of a launch over ``groups`` blocks of a row. EVEN: all steps are full."""
+        held, ahead = (power_of_two(groups), 1) if here else (BLOCKS, self.ahead)
+        steps = triton.cdiv(groups, held * ahead)
+        return {
+            "GROUPS": held,
+            "AHEAD": ahead,
+            "STEPS": steps,
+            "EVEN": groups % (held * ahead) == 0,
+            "HOLD": self.hold,
+            "num_warps": self.warps,
+            "maxnreg": self.registers,
+        }
+
+
+@dataclass(frozen=True)
 class Tactic:
-    """How a range of batches is computed: what a unit is; of the product with W13, warps of a program and
-    fours of blocks that it takes at a time; of that with W2, rows of either half of a program's tile."""
+    """How a range of batches is computed: what a unit is; the products with W13 (at most 2 * ahead warps) and
+    with W2 (at most rows / 16 * ahead); of the latter, rows of either half of a program's tile."""
 
     unit: Literal["pair", "expert"]
-    up_warps: int
-    ahead: int
+    up: Sweep
+    down: Sweep
     down_rows: int
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        group = ("group_kernel",) if self.unit == "expert" else ()
-        return ("prepare_kernel", *group, "up_kernel", "down_kernel")
+        if self.unit == "pair":
+            return ("prepare_kernel", "up_kernel", "down_kernel")
+        return ("prepare_kernel", "group_kernel", "up_kernel", "down_kernel", "slots_kernel")
 
 
 # Largest batch of the range -> tactic.
 TACTICS = {
-    1: Tactic("pair", up_warps=8, ahead=4, down_rows=32),
-    4: Tactic("pair", up_warps=4, ahead=4, down_rows=32),
-    128: Tactic("expert", up_warps=4, ahead=1, down_rows=32),
+    1: Tactic("pair", Sweep(warps=8, ahead=4), Sweep(warps=2), down_rows=32),
+    4: Tactic("pair", Sweep(warps=8, ahead=4), Sweep(warps=2), down_rows=32),
+    128: Tactic(
+        "expert",
+        Sweep(warps=4, ahead=2, hold=False, registers=96),
+        Sweep(warps=4, hold=False, registers=88),
+        down_rows=64,
+    ),
 }
-DOWN_WARPS = 4
+ADDED = 512  # columns of a program of ``slots_kernel``
 # The interpreter pays by the operation, not by the element.
 INTERPRETED_ROWS = 2048
 
@@ -174,7 +207,7 @@ class _Scratch:
 def _prepare(a: ExpertsArguments, s: _Scratch, tactic: Tactic) -> None:
     """Decode the latent; for units of an expert sort the pairs and cut them into these."""
     (batch, slots), pairs, groups = a.ids.shape, a.ids.numel(), a.x.shape[1] // 32
-    blocks, ranked, chunk = (power_of_two(groups), 64, 64) if interpreted(a.x) else (16, 16, 128)
+    blocks, ranked, chunk = (power_of_two(groups), 64, 64) if interpreted(a.x) else (16, 4, 1024)
     pieces = triton.cdiv(groups, blocks)
     grouped = tactic.unit == "expert"
     early = programmatic(a.x)
@@ -196,24 +229,28 @@ def _products(a: ExpertsArguments, rows: Tensor, s: _Scratch, tactic: Tactic) ->
     units = len(s.expert) if grouped else a.ids.numel()
     groups, blocks, early = width // 32, a.live // 32, programmatic(a.x)
     w13, w2 = a.w13.view(torch.int32), a.w2.view(torch.int32)
-    of_w13, of_w2 = ((w.stride(0) // 4, w.stride(1) // 4) for w in (w13, w2))
-    here = interpreted(a.x)
-    held, held_down = (power_of_two(groups), power_of_two(blocks)) if here else (BLOCKS, BLOCKS)
-    ahead = 1 if here else tactic.ahead
+    of_w13, of_w2 = (tuple(stride // 4 for stride in w.stride()[:2]) for w in (w13, w2))
+    zeros, here = workspace("no activations", 16, a.x.device), interpreted(a.x)
     up_kernel[blocks, units](
-        *s.latent.read(), a.ids, s.expert, s.members, w13, a.w13_scale, *s.hidden.written(),
-        a.ids.stride(0), *of_w13, *a.w13_scale.stride()[:2], slots, groups, blocks, a.padded,
-        FLOOR=a.hidden_rule == "floor", GROUPED=grouped, GROUPS=held, AHEAD=ahead,
-        STEPS=triton.cdiv(groups, held * ahead), num_warps=tactic.up_warps, **early,
+        *s.latent.read(), zeros, a.ids, s.expert, s.members, w13, a.w13_scale, *s.hidden.written(),
+        a.ids.stride(0), of_w13[0], a.w13_scale.stride(0), slots, groups, blocks,
+        STRIDE=of_w13[1], STRIDE_SCALE=a.w13_scale.stride(1), PADDED=a.padded,
+        FLOOR=a.hidden_rule == "floor", GROUPED=grouped, **tactic.up.settings(groups, here), **early,
     )  # fmt: skip
     tall = min(INTERPRETED_ROWS, power_of_two(width)) if here else tactic.down_rows
     down_kernel[triton.cdiv(width, 2 * tall), units](
-        *s.hidden.read(), a.ids, s.expert, s.members, a.weights, w2, a.w2_scale, rows, a.out,
-        workspace("experts", COUNTERS, a.x.device), a.ids.stride(0), a.weights.stride(0), *of_w2,
-        *a.w2_scale.stride()[:2], rows.stride(0), rows.stride(1), a.out.stride(0), slots, blocks, width,
-        GROUPED=grouped, ROWS=tall, GROUPS=held_down, AHEAD=1, STEPS=triton.cdiv(blocks, held_down),
-        num_warps=DOWN_WARPS, **early,
+        *s.hidden.read(), zeros, a.ids, s.expert, s.members, a.weights, w2, a.w2_scale, rows, a.out,
+        workspace("experts", COUNTERS, a.x.device), a.ids.stride(0), a.weights.stride(0), of_w2[0],
+        a.w2_scale.stride(0), rows.stride(0), rows.stride(1), a.out.stride(0), slots, blocks, width,
+        STRIDE=of_w2[1], STRIDE_SCALE=a.w2_scale.stride(1), FULL=width % (2 * tall) == 0, GROUPED=grouped,
+        ROWS=tall, **tactic.down.settings(blocks, here), **early,
     )  # fmt: skip
+    if grouped:
+        columns = power_of_two(width) if here else ADDED
+        slots_kernel[triton.cdiv(width, columns), len(a.ids)](
+            rows, a.out, a.weights, rows.stride(0), rows.stride(1), a.weights.stride(0), a.out.stride(0),
+            slots, width, COLUMNS=columns, num_warps=4, **early,
+        )  # fmt: skip
 
 
 def kernels(case: Case) -> tuple[str, ...]:
@@ -229,7 +266,7 @@ TABLE = tuple(
     Route(
         rows=rows,
         kernels=tactic.kernels,
-        settings={"unit": tactic.unit, "up warps": tactic.up_warps, "down rows": tactic.down_rows},
+        settings={"unit": tactic.unit, "up warps": tactic.up.warps, "down rows": tactic.down_rows},
     )
     for rows, tactic in TACTICS.items()
 )

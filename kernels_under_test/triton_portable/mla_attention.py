@@ -42,14 +42,11 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows and keys that a program holds at a time, columns that its scores take at a time, warps, pipeline
-    stages, and how many programs the registers of a multiprocessor hold."""
+    """Rows and keys that a program holds at a time, warps, and how many programs a multiprocessor holds."""
 
     rows: int
     keys: int
-    chunk: int
     warps: int
-    stages: int
     resident: int = 1
 
 
@@ -62,21 +59,21 @@ class Merge:
     columns: int = LATENT
 
 
-# Most rows (tokens * heads) of a request -> tile. Above, a request has several tiles. With other chunks the
-# registers spill, or hold no second program.
-TILES = {16: Tile(16, 64, 512, warps=8, stages=2), 1 << 30: Tile(32, 32, 32, warps=8, stages=3)}
-COUNTED_TILES = TILES | {16: Tile(16, 32, 512, warps=4, stages=2, resident=2)}
+# Most rows (tokens * heads) of a request -> tile. Above, a request has several tiles. A tile of 64 keys would
+# let two programs share a multiprocessor, but its second product comes out wrong on Hopper with Triton 3.6:
+# the cases of ``mla_attention`` fail with it.
+TILES = {16: Tile(16, 128, warps=8), 1 << 30: Tile(32, 128, warps=8)}
 MERGE, COUNTED_MERGE = Merge(1, 128, 64), Merge(4, 8)
 # The interpreter pays by the operation, not by the element: the same kernels in larger tiles, of which there
 # are still several.
-INTERPRETED = {16: Tile(16, 128, 256, warps=8, stages=2), 1 << 30: Tile(64, 128, 256, warps=8, stages=2)}
+INTERPRETED = {16: Tile(16, 128, warps=8), 1 << 30: Tile(64, 128, warps=8)}
 INTERPRETED_MERGE = {16: Merge(8, 2), 1 << 30: Merge(64, 2)}
 INTERPRETED_SPLITS = 3
 
 
-def tile_of(rows: int, *, interpreted: bool = False, counted: bool = False) -> Tile:
+def tile_of(rows: int, *, interpreted: bool = False) -> Tile:
     """The tile for requests of so many rows."""
-    return smallest_range(INTERPRETED if interpreted else COUNTED_TILES if counted else TILES, rows)
+    return smallest_range(INTERPRETED if interpreted else TILES, rows)
 
 
 def splits_of(programs: int, capacity: int, tile: Tile) -> int:
@@ -96,7 +93,7 @@ def mla_attention(a: MlaAttentionArguments) -> None:
     requests = a.block_table.shape[0]
     chosen = _route(requests * a.tokens, a.tokens)
     counted = chosen.kernels == ("mla_counted_kernel",)
-    work = Splits.of(a.query, requests, a.tokens, a.capacity, ranks=1, counted=counted)
+    work = Splits.of(a.query, requests, a.tokens, a.capacity, ranks=1)
     if counted:
         counters = torch.zeros(requests * work.tiles, dtype=torch.int32, device=a.query.device)
         mla_counted_kernel[work.grid](
@@ -126,12 +123,10 @@ class Splits:
     log_sums: Tensor
 
     @classmethod
-    def of(
-        cls, query: Tensor, requests: int, tokens: int, capacity: int, ranks: int, counted: bool = False
-    ) -> Splits:
+    def of(cls, query: Tensor, requests: int, tokens: int, capacity: int, ranks: int) -> Splits:
         """``partial`` [rank * request, split, row, 512], ``log_sums`` [rank * request, split, row]; FP32."""
         heads, rows = query.shape[1], tokens * query.shape[1]
-        tile = tile_of(rows, interpreted=interpreted(query), counted=counted)
+        tile = tile_of(rows, interpreted=interpreted(query))
         tiles = triton.cdiv(rows, tile.rows)
         splits = splits_of(requests * tiles, capacity, tile)
         if interpreted(query):
@@ -157,9 +152,9 @@ class Splits:
         return self.requests, self.tokens, self.heads, self.ranks, interleave, self.splits
 
     def constants(self, page: int) -> dict[str, int]:
-        tile = {"ROWS": self.tile.rows, "KEYS": self.tile.keys, "CHUNK": self.tile.chunk}
+        tile = {"ROWS": self.tile.rows, "KEYS": self.tile.keys}
         sizes = {"PAGE": page, **tile, "D": LATENT, "D_ROPE": ROPE}
-        return sizes | {"num_warps": self.tile.warps, "num_stages": self.tile.stages}
+        return sizes | {"num_warps": self.tile.warps}
 
     def attend(
         self, query: Tensor, cache: Tensor, table: Tensor, lengths: Tensor, scale: float, k_scale: float,

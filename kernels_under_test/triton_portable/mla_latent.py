@@ -2,9 +2,11 @@
 
 A program takes a tile of query rows (token t and head h of a request are row t * H + h) and one split of the
 keys, and runs an online softmax in base two. FP8 values are exact in BF16, and a weight is the sum of three
-BF16 numbers (8 bits each of its 24), so products are exact and sums FP32. Partial rows and their log2 sums
-are FP32 and are merged in the order of the splits: equal calls give equal bits. A split without keys writes a
-log sum of -inf and no row; a merge does not read its row.
+BF16 numbers (8 bits each of its 24), so products are exact and sums FP32. On Hopper a warp group multiplies
+what lies in shared memory: keys are its 64 rows in both products, and a block of them is put there once.
+
+Partial rows and their log2 sums are FP32 and are merged in the order of the splits: equal calls give equal
+bits. A split without keys writes a log sum of -inf and no row; a merge does not read its row.
 
 What this cannot show: the subject's clusters and its fast paths in other number formats.
 """
@@ -30,70 +32,88 @@ def _owned(positions, rank, ranks, interleave):
 
 
 @triton.jit
-def _key_rows(table, position, live, stride_page, stride_slot, PAGE: tl.constexpr):
+def _key_rows(table, position, stride_page, stride_slot, PAGE: tl.constexpr):
     """Offset of every position's key from the start of the rank's cache. int64 [key]"""
-    page = tl.load(table + position // PAGE, mask=live, other=0).to(tl.int64)
+    page = tl.load(table + position // PAGE).to(tl.int64)
     return page * stride_page + (position % PAGE).to(tl.int64) * stride_slot
 
 
 @triton.jit
-def _add_weighted(weights, values, total):
-    """total [row, d] + weights [row, key] values [key, d], with all 24 bits of the FP32 weights."""
+def _exact(codes):
+    """E4M3 numbers as BF16, which holds them all. By FP16 and FP32, since Hopper's only instruction from FP16
+    to BF16 takes one number at a time."""
+    return codes.to(tl.float16).to(tl.float32).to(tl.bfloat16)
+
+
+@triton.jit
+def _add_weighted(values, weights, total):
+    """total [d, row] + values [key, d]^T weights [key, row], with all 24 bits of the FP32 weights."""
     high = weights.to(tl.bfloat16)
     rest = weights - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
     low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    total = tl.dot(low, values, total)
-    total = tl.dot(middle, values, total)
-    return tl.dot(high, values, total)
+    across = tl.trans(values)
+    total = tl.dot(across, low, total)
+    total = tl.dot(across, middle, total)
+    return tl.dot(across, high, total)
 
 
 @triton.jit
-def _add_scores(query, row_at, live_row, key, live, begin, scores, WIDTH: tl.constexpr):
-    """scores [row, key] + the products over WIDTH columns from ``begin``; E4M3 is exact in BF16."""
+def _codes(
+    cache, table, first, stop, stride_page, stride_slot,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, D_ROPE: tl.constexpr,
+):  # fmt: skip
+    """What the cache holds of KEYS keys from ``first``: [key, D] and [key, D_ROPE]. From ``stop`` on: of the
+    last key once more, since nobody's memory may be read."""
+    position = tl.minimum(first + tl.arange(0, KEYS), stop - 1)
+    key = cache + _key_rows(table, position, stride_page, stride_slot, PAGE)[:, None]
+    return tl.load(key + tl.arange(0, D)[None, :]), tl.load(key + D + tl.arange(0, D_ROPE)[None, :])
+
+
+@triton.jit
+def _query(query, row_at, live_row, begin: tl.constexpr, WIDTH: tl.constexpr):
+    """Columns ``begin`` and on of the query's rows. BF16 [WIDTH, row]"""
     at = begin + tl.arange(0, WIDTH)
-    q = tl.load(query + row_at[:, None] + at[None, :], mask=live_row[:, None], other=0.0).to(tl.bfloat16)
-    k = tl.load(key[:, None] + at[None, :], mask=live[:, None], other=0.0).to(tl.bfloat16)
-    return tl.dot(q, tl.trans(k), scores)
+    return tl.trans(_exact(tl.load(query + row_at[:, None] + at[None, :], mask=live_row[:, None], other=0.0)))
 
 
 @triton.jit
 def _attend(
     query, cache, table, row_at, live_row, seen, start, stop, stride_page, stride_slot, scale,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
-    D: tl.constexpr, D_ROPE: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, D_ROPE: tl.constexpr,
 ):  # fmt: skip
     """Mean of the values [row, d] over the keys from ``start`` to ``stop`` that a row sees, and its log2 sum.
 
-    Rows that see none of them: mean 0 and -inf. A block of keys is read twice, in chunks of its columns for
-    the scores and whole for the mean (from the L1 cache): the query's 576 columns do not fit in
-    the registers.
+    Rows that see none of them: mean 0 and -inf. Keys are the long side of both products, so that a warp
+    group's instruction is full; a block of them is asked for while the one before it is worked on.
     """
-    at = tl.arange(0, D)
+    q, q_rope = _query(query, row_at, live_row, 0, D), _query(query, row_at, live_row, D, D_ROPE)
     largest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
     weight = tl.zeros([ROWS], dtype=tl.float32)
-    total = tl.zeros([ROWS, D], dtype=tl.float32)
+    total = tl.zeros([D, ROWS], dtype=tl.float32)
+    latent, rope = _codes(cache, table, start, stop, stride_page, stride_slot, PAGE, KEYS, D, D_ROPE)
+    values, values_rope = _exact(latent), _exact(rope)
     for first in range(start, stop, KEYS):
+        latent, rope = _codes(
+            cache, table, first + KEYS, stop, stride_page, stride_slot, PAGE, KEYS, D, D_ROPE
+        )
+        scores = tl.dot(values_rope, q_rope, tl.dot(values, q)) * scale
         position = first + tl.arange(0, KEYS)
-        live = position < stop
-        key = cache + _key_rows(table, position, live, stride_page, stride_slot, PAGE)
-        scores = tl.zeros([ROWS, KEYS], dtype=tl.float32)
-        for begin in tl.static_range(0, D, CHUNK):
-            scores = _add_scores(query, row_at, live_row, key, live, begin, scores, CHUNK)
-        scores = _add_scores(query, row_at, live_row, key, live, D, scores, D_ROPE) * scale
-        scores = tl.where(position[None, :] < seen[:, None], scores, float("-inf"))
+        scores = tl.where(position[:, None] < seen[None, :], scores, float("-inf"))
         # A NaN score makes its row NaN through the exponential; the maximum is of numbers.
-        top = tl.maximum(largest, tl.max(tl.where(scores == scores, scores, float("-inf")), axis=1))
+        top = tl.maximum(largest, tl.max(tl.where(scores == scores, scores, float("-inf")), axis=0))
         base = tl.where(top == float("-inf"), 0.0, top)
-        factors = tl.exp2(scores - base[:, None])
+        factors = tl.exp2(scores - base[None, :])
         kept = tl.exp2(largest - base)
-        weight = weight * kept + tl.sum(factors, axis=1)
-        values = tl.load(key[:, None] + at[None, :], mask=live[:, None], other=0.0).to(tl.bfloat16)
-        total = _add_weighted(factors, values, total * kept[:, None])
+        weight = weight * kept + tl.sum(factors, axis=0)
+        total = _add_weighted(values, factors, total * kept[None, :])
         largest = top
+        # At the end, for the compiler multiplies from shared memory only what an iteration is given.
+        values, values_rope = _exact(latent), _exact(rope)
     empty = weight == 0.0
     weight = tl.where(empty, 1.0, weight)
-    return total / weight[:, None], tl.where(empty, float("-inf"), tl.log2(weight) + largest)
+    mean = tl.trans(total / weight[None, :])
+    return mean, tl.where(empty, float("-inf"), tl.log2(weight) + largest)
 
 
 @triton.jit
@@ -101,7 +121,7 @@ def _split_of_keys(
     query, cache, block_table, lengths, partial, log_sums,
     stride_q_row, stride_q_head, stride_rank, stride_page, stride_slot, stride_table_rank, stride_table,
     scale, k_scale, requests, tokens, heads, ranks, interleave, splits,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     D: tl.constexpr, D_ROPE: tl.constexpr,
 ):  # fmt: skip
     """partial[rank, request, split, row, d] and log_sums[rank, request, split, row] of this program."""
@@ -130,7 +150,7 @@ def _split_of_keys(
             query, cache + rank * stride_rank,
             block_table + rank * stride_table_rank + request * stride_table,
             row_at, live_row, seen, start, stop, stride_page, stride_slot, scale,
-            PAGE, ROWS, KEYS, CHUNK, D, D_ROPE,
+            PAGE, ROWS, KEYS, D, D_ROPE,
         )  # fmt: skip
         at = tl.arange(0, D)
         tl.store(partial + place[:, None] * D + at[None, :], mean * k_scale, mask=live_row[:, None])
@@ -175,7 +195,7 @@ def mla_split_kernel(
     query, cache, block_table, lengths, partial, log_sums,
     stride_q_row, stride_q_head, stride_rank, stride_page, stride_slot, stride_table_rank, stride_table,
     scale, k_scale, requests, tokens, heads, ranks, interleave, splits,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     D: tl.constexpr, D_ROPE: tl.constexpr,
 ):  # fmt: skip
     """One split of one tile of rows of one request (on one rank); see the module."""
@@ -183,7 +203,7 @@ def mla_split_kernel(
         query, cache, block_table, lengths, partial, log_sums,
         stride_q_row, stride_q_head, stride_rank, stride_page, stride_slot, stride_table_rank, stride_table,
         scale, k_scale, requests, tokens, heads, ranks, interleave, splits,
-        PAGE, ROWS, KEYS, CHUNK, D, D_ROPE,
+        PAGE, ROWS, KEYS, D, D_ROPE,
     )  # fmt: skip
 
 
@@ -216,7 +236,7 @@ def mla_counted_kernel(
     query, cache, block_table, lengths, partial, log_sums, counters, out,
     stride_q_row, stride_q_head, stride_rank, stride_page, stride_slot, stride_table_rank, stride_table,
     stride_out_row, scale, k_scale, requests, tokens, heads, ranks, interleave, splits,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, CHUNK: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     D: tl.constexpr, D_ROPE: tl.constexpr,
     MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -226,7 +246,7 @@ def mla_counted_kernel(
         query, cache, block_table, lengths, partial, log_sums,
         stride_q_row, stride_q_head, stride_rank, stride_page, stride_slot, stride_table_rank, stride_table,
         scale, k_scale, requests, tokens, heads, ranks, interleave, splits,
-        PAGE, ROWS, KEYS, CHUNK, D, D_ROPE,
+        PAGE, ROWS, KEYS, D, D_ROPE,
     )  # fmt: skip
     # All threads have stored before one of them counts; the count releases and acquires.
     tl.debug_barrier()

@@ -42,6 +42,9 @@ def compiled(tmp_path_factory):
     return [json.loads(line) for line in ran.stdout.splitlines()]
 
 
+MOST_STACK = {"mla_split_kernel": 256, "mla_counted_kernel": 96}  # bytes a thread
+
+
 @pytest.mark.stress
 def test_every_kernel_that_the_tables_name_compiles(compiled):
     tables = [declared["table"] for declared in triton_portable.operations().values()]
@@ -51,7 +54,10 @@ def test_every_kernel_that_the_tables_name_compiles(compiled):
 
 @pytest.mark.stress
 def test_nothing_spills(compiled):
-    assert {c["kernel"]: c for c in compiled if c["stack"]} == {}
+    """But constants of the attention's loop, whose registers are full of keys: with smaller tiles, which do
+    not spill, it takes half as long again."""
+    spilled = {c["kernel"]: c["stack"] for c in compiled if c["stack"] > MOST_STACK.get(c["kernel"], 0)}
+    assert spilled == {}
 
 
 @pytest.mark.stress

@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels_under_test.interpreter import device
 from kernels_under_test.triton_portable.experts import TACTICS, UNIT, dispatch, experts, reason
+from kernels_under_test.triton_portable.experts_dot import _moved, block_scale
 from kernels_under_test.triton_portable.experts_kernels import group_kernel, prepare_kernel
 from tests.kernels_under_test.memory import same_bits
 from validation.contracts.moe.experts_arguments import ExpertsArguments
@@ -84,6 +87,54 @@ def test_every_pair_is_in_one_unit_of_its_expert(rows, slots, experts):
     assert used.tolist() == sorted(used.tolist())
     counts = torch.bincount(chosen.long())
     assert len(used) == int((-(-counts // UNIT)).sum())
+
+
+def ran(lines: list[str], word: int) -> dict[str, int]:
+    """The registers that the assembly's integer instructions leave."""
+    held = {"word": word}
+    for line in lines:
+        name, operands = line.rstrip(";").split(" ", 1)
+        to, *given = operands.split(", ")
+        a, *more = (held[each] if each in held else int(each, 0) for each in given)
+        match name:
+            case "mov.b32":
+                held[to] = a
+            case "shl.b32":
+                held[to] = a << more[0] & 0xFFFFFFFF
+            case "shr.b32":
+                held[to] = a >> more[0]
+            case "and.b32":
+                held[to] = a & more[0]
+            case "lop3.b32":
+                b, mask, table = more
+                assert table == 0xE4
+                held[to] = a & mask | b & ~mask
+    return held
+
+
+@pytest.mark.parametrize("word", [0x76543210, 0xFEDCBA98, 0x0F1E2D3C, 0x80C9A5E7])
+def test_assembly_makes_pairs_of_every_code(word):
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()
+    codes = torch.tensor([word >> 4 * i & 15 for i in range(8)])
+    wanted = (values[codes & 7] * 2.0**-14).copysign(0.5 - (codes >> 3)).half().view(torch.uint16)
+    found = ran(_moved("word", ["p0", "p1", "p2", "p3"]), word)
+    pairs = [found[f"p{i}"] for i in range(4)]
+    assert [p & 0xFFFF for p in pairs] + [p >> 16 for p in pairs] == wanted.tolist()
+
+
+@triton.jit
+def scales_kernel(codes, out):
+    i = tl.arange(0, 256)
+    tl.store(out + i, block_scale(tl.load(codes + i)))
+
+
+def test_scales_of_all_codes():
+    codes = torch.arange(256, device=device()).to(torch.uint8)
+    out = torch.empty(256, dtype=torch.float32, device=device())
+    scales_kernel[(1,)](codes, out)
+    wanted = torch.exp2(torch.arange(255).double() - 127).float()
+    assert torch.equal(out[:255].cpu(), wanted)
+    assert bool(out[255].isnan())
 
 
 def test_pairs_and_units_give_the_same_bits():

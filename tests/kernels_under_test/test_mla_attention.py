@@ -114,7 +114,7 @@ def test_the_table_names_what_is_launched(rows):
 
 
 def test_splits_follow_from_batch_and_context_alone():
-    tile = module.Tile(16, 32, 512, warps=4, stages=2)
+    tile = module.Tile(16, 32, warps=4)
     assert splits_of(1, 32768, tile) == module.MOST_SPLITS
     assert splits_of(16, 32768, tile) == 8
     assert splits_of(66, 32768, tile) == 2

@@ -75,10 +75,10 @@ def _served(queue: Queue, slots: list[Slot]) -> Generator[Outcome | None, None, 
 
 
 def _slots(device: str, tasks: int) -> int:
-    """Workers at a time: two on a CPU with two cores; on a GPU one for every two cores, which compile, up to
-    six, which share its memory."""
+    """Workers at a time: two on a CPU with two cores; on a GPU three for every four cores, which compile
+    and judge, up to twelve, which share its memory."""
     cores = os.cpu_count() or 1
-    return max(1, min(6, cores // 2, tasks) if device == "cuda" else min(2, cores, tasks))
+    return max(1, min(12, cores * 3 // 4, tasks) if device == "cuda" else min(2, cores, tasks))
 
 
 @dataclass
