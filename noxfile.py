@@ -1,4 +1,5 @@
-"""The sessions: ``kernels``, ``step``, ``sync`` and ``evals`` (the main jobs), ``tests`` and ``lint``.
+"""The sessions: ``kernels``, ``step``, ``sync`` and ``evals`` (the main jobs), ``sanitize`` (with a GPU),
+``tests`` and ``lint``.
 Arguments after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
@@ -42,6 +43,12 @@ def step(session: nox.Session) -> None:
 def sync(session: nox.Session) -> None:
     """Prove the subject's mailbox protocols and find all planted faults, for 2 and 3 ranks by default."""
     run(session, "-m", "validation", "sync", *(session.posargs or ("--ranks", "2", "3")))
+
+
+@nox.session(venv_backend="none")
+def sanitize(session: nox.Session) -> None:
+    """Run compute-sanitizer over the Triton kernels; without a GPU or the tool that is an error."""
+    run(session, "-m", "validation", "sanitize", *session.posargs)
 
 
 @nox.session(venv_backend="none")

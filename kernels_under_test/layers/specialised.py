@@ -3,8 +3,8 @@
 A rank projects its own shard, puts its partial into its slot of the mailbox and reads all slots; it routes by
 logits of which it computed its own rows; its shared expert runs on a side stream beside the routed ones.
 
-Weights are not prefetched: the subject does so while it waits for other ranks, and here nobody waits (it cost
-10 of 122 microseconds, because the memory was busy). What this cannot show: waiting for other ranks.
+Weights are not prefetched: the subject does so while it waits for other ranks; here nobody waits, so a
+prefetch would only compete with the kernels for the memory. What this cannot show: waiting for other ranks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from validation.contracts.arguments import ProjectionArguments
 from validation.contracts.contract import Case, Contract, Output, Regime, Tier
-from validation.contracts.regimes import generator, normal, outliers
+from validation.contracts.regimes import activations, generator, normal
 from validation.numerics.arithmetic import Arithmetic
 from validation.numerics.formats import BF16
 from validation.numerics.profile import Profile
@@ -41,14 +41,7 @@ def build(case: Case) -> ProjectionArguments:
     """Draw x [rows, k] and W [columns, k] on the CPU."""
     g = generator(case)
     rows, columns, k = case["rows"], case["columns"], case["k"]
-    x = normal(g, rows, k) * 1.7
-    if case.regime == "outliers":
-        x[:, outliers(g, k)] *= 2000
-    if case.regime == "cancelling":
-        x[:, k // 2 : k // 2 * 2] = x[:, : k // 2]
-    if case.regime == "one_hot":
-        x = torch.zeros(rows, k)
-        x[torch.arange(rows), torch.randperm(k, generator=g)[:rows]] = 1.0
+    x = activations(g, case.regime, rows, k, 1.7)
     if case.regime == "small":
         x = x * 1e-30
     if case.regime == "nan_row":

@@ -36,6 +36,23 @@ def outliers(g: Generator, width: int) -> Tensor:
     return torch.randperm(width, generator=g)[:3]
 
 
+def activations(g: Generator, regime: str, rows: int, k: int, scale: float) -> Tensor:
+    """Normal activations of deviation ``scale`` and what three regimes make of them. FP32 [rows, k]
+
+    ``outliers``: three columns 2,000 times larger. ``cancelling``: the second half of K repeats the first
+    (the weights make it cancel). ``one_hot``: 1 at a column of its own for each row, 0 elsewhere.
+    """
+    x = normal(g, rows, k) * scale
+    if regime == "outliers":
+        x[:, outliers(g, k)] *= 2000
+    if regime == "cancelling":
+        x[:, k // 2 : k // 2 * 2] = x[:, : k // 2]
+    if regime == "one_hot":
+        x = torch.zeros(rows, k)
+        x[torch.arange(rows), torch.randperm(k, generator=g)[:rows]] = 1.0
+    return x
+
+
 @lru_cache(maxsize=6)
 def shared_weight(name: str, group: int, *shape: int, scale: float = 1.0) -> Tensor:
     """A BF16 weight, normal with deviation ``scale``, equal for all cases that name the same group.

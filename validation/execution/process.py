@@ -7,21 +7,16 @@ that left the worker's process group.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
-import validation
+from validation.execution.child import READ, Child, rooted
 from validation.execution.worker import Setup
-from validation.report.plain import dump_line
 from validation.trace import dumped_place, last_words
 
-READ = 1 << 16
 # Signals by which a process brings itself down; any other was sent from outside.
 OWN = frozenset(
     getattr(signal, f"SIG{name}") for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")
@@ -31,10 +26,7 @@ PROMPTNESS = 0.5  # seconds a hanging worker gets to say where it is
 
 def environment(device: str) -> dict[str, str]:
     """The environment of a worker: everything that must be fixed before anything imports triton."""
-    env = dict(os.environ)
-    root = str(Path(validation.__file__).parent.parent)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
-    env |= device_variables(device)
+    env = rooted(os.environ) | device_variables(device)
     if device == "cuda":
         env.pop("TRITON_INTERPRET", None)
     else:
@@ -48,7 +40,7 @@ def device_variables(device: str) -> dict[str, str]:
     return chosen if device == "cuda" else chosen | {"TRITON_INTERPRET": "1"}
 
 
-class Worker:
+class Worker(Child):
     """A started worker. ``served`` counts the cases it has answered; ``calling``: the provider's function
     runs. ``killed_from_outside``: it ended by a signal that no fault of its own raises (sent by a user, or by
     the system for lack of memory)."""
@@ -59,38 +51,10 @@ class Worker:
         self.calling = False
         self.killed_from_outside = False
         self.log = log
-        self._unread = b""
         with log.open("ab") as stderr:
             self.log_start = log.stat().st_size
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "validation.execution.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=environment(setup.device),
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.fileno()
-        os.set_blocking(self.output, False)
+            super().__init__("validation.execution.worker", environment(setup.device), stderr)
         self.send(setup)
-
-    def send(self, message: Any) -> None:
-        """Write one line; a worker that is gone is noticed when its output ends."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write((dump_line(message) + "\n").encode())
-            self.process.stdin.flush()
-
-    def receive(self) -> tuple[list[Any], bool]:
-        """Messages that have arrived, and whether the worker is at its end."""
-        ended = self.process.poll() is not None  # a child may still hold its output open
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.output, READ):
-                self._unread += chunk
-            ended = True
-        *lines, self._unread = self._unread.split(b"\n")
-        return [json.loads(line) for line in lines], ended
 
     def stderr(self) -> str:
         """What the worker wrote to stdout and stderr since ``mark`` (the end of it, if it is long)."""
@@ -101,15 +65,6 @@ class Worker:
     def mark(self) -> None:
         """Forget what was written so far: a new case begins."""
         self.log_start = self.log.stat().st_size
-
-    def kill(self) -> None:
-        """End the worker and every process of its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
 
     def cause_of_death(self) -> str:
         """How a worker that closed its output ended, where, and its last words."""

@@ -13,13 +13,11 @@ provider.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import errno
 import faulthandler
 import importlib
 import json
-import os
 import signal
 import sys
 import time
@@ -27,9 +25,10 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from validation.errors import UserError
+from validation.execution.child import die_with_parent, private_streams, say
 from validation.report.plain import dump_line, from_plain
 from validation.report.schema import CaseResult, Finding
 from validation.trace import describe, place
@@ -97,37 +96,16 @@ def main() -> None:
         judge, implementation = _prepare(setup)
     except BaseException as error:
         _log_traceback()
-        _send(replies, Ready(failed=describe(error)))
+        say(replies, Ready(failed=describe(error)))
         return
-    _send(replies, Ready())
+    say(replies, Ready())
     for line in requests:
         ask = from_plain(Request, json.loads(line))
-        reply = answer(judge, implementation, setup, ask, lambda calling: _send(replies, Phase(calling)))
+        reply = answer(judge, implementation, setup, ask, lambda calling: say(replies, Phase(calling)))
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):  # a full disk
                 stream.flush()
-        _send(replies, _sound(reply))
-
-
-def private_streams() -> tuple[IO[str], IO[str]]:
-    """Move the protocol off stdin and stdout, so that a kernel that prints or reads cannot disturb it."""
-    requests, replies = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def die_with_parent() -> None:
-    """A parent that is killed outright must not leave a hanging kernel behind (Linux)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _send(replies: IO[str], message: Ready | Phase | Reply) -> None:
-    replies.write(dump_line(message) + "\n")
-    replies.flush()
+        say(replies, _sound(reply))
 
 
 def _sound(reply: Reply) -> Reply:

@@ -14,8 +14,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from validation.errors import UserError
-from validation.execution.worker import die_with_parent, private_streams
-from validation.report.plain import dump_line, from_plain, to_plain
+from validation.execution.child import Child, die_with_parent, private_streams, say
+from validation.report.plain import from_plain
 from validation.report.schema import CaseResult
 from validation.trace import describe
 
@@ -96,7 +94,7 @@ class _Worker:
     setup: Setup
     waiting: queue.SimpleQueue[int]
     answers: queue.SimpleQueue[Answer]
-    process: subprocess.Popen[str] | None = None
+    child: Child | None = None
     stopped: bool = False
     thread: threading.Thread = field(init=False)
 
@@ -105,8 +103,8 @@ class _Worker:
 
     def stop(self) -> None:
         self.stopped = True
-        if self.process:
-            self.process.kill()
+        if self.child:
+            self.child.end()
 
     def _feed(self) -> None:
         while not self.stopped:
@@ -118,19 +116,14 @@ class _Worker:
         self.stop()
 
     def _asked(self, index: int) -> Answer:
-        if self.process is None or self.process.poll() is not None:
-            words = [sys.executable, "-m", "validation.step.crew", json.dumps(to_plain(self.setup))]
-            self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        line = ""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write(f"{index}\n")
-            self.process.stdin.flush()
-            line = self.process.stdout.readline()
-        if line:
-            return from_plain(Answer, json.loads(line))
-        status = self.process.wait()
+        if self.child is None or self.child.process.poll() is not None:
+            self.child = Child("validation.step.crew")
+            self.child.send(self.setup)
+        self.child.send(index)
+        answer = self.child.next()
+        if answer:
+            return from_plain(Answer, answer)
+        status = self.child.process.wait()
         item, name = work_of(self.setup)[index]
         note = f"its process ended with status {status}"
         return Answer(index, CaseResult(item.name, name, item.line(self.setup.seed), "error", note=note))
@@ -161,9 +154,10 @@ def session_of(setup: Setup) -> Any:
     return Session(setup.seed, Path(setup.folder), weights, device=setup.device, judged=setup.judged)
 
 
-def main(request: str) -> None:
+def main() -> None:
     """Serve walk numbers until the pipe closes."""
     requests, replies = private_streams()
+    request = requests.readline()
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the parent ends this process
     import torch
@@ -183,10 +177,9 @@ def main(request: str) -> None:
             answer.refused = str(error)
         except Exception as error:  # of a provider, or of this suite; other walks go on
             answer.result = CaseResult(item.name, name, item.line(setup.seed), "error", note=describe(error))
-        replies.write(dump_line(answer) + "\n")
-        replies.flush()
+        say(replies, answer)
 
 
 if __name__ == "__main__":
     # Not this module's own main: classes of __main__ are not those that others import.
-    importlib.import_module("validation.step.crew").main(sys.argv[1])
+    importlib.import_module("validation.step.crew").main()

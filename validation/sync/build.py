@@ -6,59 +6,23 @@ What this catches: nothing; it lays out what ``search`` explores. What it cannot
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from validation.sync.events import Event, Kind, Program, Word
+from validation.sync.events import Event, Kind, Program
 from validation.sync.exchange import Act, Exchange, Kernel, Subject
-from validation.sync.setting import MLA, MOE, STORES, Setting, groups, last, launches, small
+from validation.sync.place import Place, Stream, cleared, origin, parity
+from validation.sync.setting import MLA, MOE, STORES, Setting, last, launches, small
+from validation.sync.words import Words
 
-GARBAGE = 1  # the tag of what an unfilled mailbox holds
 UNGROUPED = 8  # rows up to which the experts' calls are not grouped
 
 
-@dataclass
-class Stream:
-    """Where one rank is: points of the last kernel of the main stream, and of the side and host streams."""
-
-    start: int = -1
-    waited: int = -1
-    trigger: int = -1
-    end: int = -1
-    consumer: int = -1
-    side: int = -1
-    host: list[int] = field(default_factory=list)
-    calls: dict[str, int] = field(default_factory=dict)
-    stored: dict[int, int] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where in a run a kernel stands. ``first``: the first expert layer of its step."""
-
-    step: int
-    batch: int
-    layer: int
-    moe: int
-    mla: int
-    moes: int
-
-    @property
-    def first(self) -> bool:
-        return self.moe == 0
-
-
 class Builder:
-    """Lays out one program. Kept as a class because words, tags and events are numbered as they come."""
+    """Lays out one program. Kept as a class because events are numbered as they come."""
 
     def __init__(self, subject: Subject, setting: Setting) -> None:
         self.subject, self.setting = subject, setting
-        every = (*setting.batches, *(setting.other_batches[1] if setting.other_batches else ()))
-        self.groups = groups(every)
         self.program = Program(setting.ranks)
-        self.program.names.append("garbage")
-        self.word_ids: dict[Word, int] = {}
-        self.tags: dict[tuple[object, ...], int] = {}
+        self.words = Words(self.program, setting)
 
     def build(self) -> Program:
         """All steps of all ranks."""
@@ -97,23 +61,24 @@ class Builder:
         ]
         tails = list(early)
         for chain in kernel.chains:
-            origin = [waited] if kernel.wait == "first" else [start]
-            tail, local = self._chain(rank, stream, chain, place, at, origin, early)
+            after = [waited] if kernel.wait == "first" else [start]
+            tail, local = self._chain(rank, stream, chain, place, at, after, early)
             tails, done = tails + tail, done + local
         issued = self._point(rank, f"{at} issued", tails or [start])
         end = self._point(rank, f"{at} complete", [*done, issued])
-        triggers = {"entry": start, "waited": waited, "issued": issued, "end": end}
-        if name.startswith("Expert"):
+        points = {"entry": start, "waited": waited, "issued": issued, "end": end}
+        self._advance(stream, kernel, place, points)
+
+    def _advance(self, stream: Stream, kernel: Kernel, place: Place, points: dict[str, int]) -> None:
+        """Where the rank is after a launch."""
+        if kernel.name.startswith("Expert"):
             stream.calls["common"] = stream.calls.get("common", 0) + 1
             stream.calls["call"] = stream.calls.get("call", 0) + (place.batch > UNGROUPED)
+        end = points["end"]
         if kernel.stream == "main":
-            stream.start, stream.waited, stream.trigger, stream.end = (
-                start,
-                waited,
-                triggers[kernel.trigger],
-                end,
-            )
-            stream.consumer = end if name.startswith("Oproj") else stream.consumer
+            stream.start, stream.waited, stream.end = points["entry"], points["waited"], end
+            stream.trigger = points[kernel.trigger]
+            stream.consumer = end if kernel.name.startswith("Oproj") else stream.consumer
         elif kernel.stream == "side":
             stream.side = end
         else:
@@ -147,18 +112,18 @@ class Builder:
         chain: Iterable[Act],
         place: Place,
         at: str,
-        origin: list[int],
+        after: list[int],
         early: list[int],
     ) -> tuple[list[int], list[int]]:
         """Events of one chain: its last in program order, and the local stores that completion awaits."""
-        front, local = list(origin), []
+        front, local = list(after), []
         for act in chain:
             exchange = self.subject.exchanges[act.exchange]
             if not self._modelled(exchange, place):
                 continue
             if act.verb == "publish":
-                after = front + (early if exchange.plain else [])
-                stores = self._publish(rank, stream, exchange, place, at, after)
+                behind = front + (early if exchange.plain else [])
+                stores = self._publish(rank, stream, exchange, place, at, behind)
                 local += stores if exchange.pattern == "local" else []
             elif act.verb == "rearm":
                 local += self._rearm(rank, exchange, place, stream, at, front)
@@ -176,89 +141,27 @@ class Builder:
             return False
         return exchange.pattern != "local" or exchange.name in self.setting.targets
 
-    def _detail(self, exchange: Exchange) -> tuple[tuple[int, ...], int]:
-        """Row groups and words a fragment."""
-        if exchange.name not in self.setting.targets:
-            return (self.groups[-1],), 1
-        return self.groups, 1 if exchange.plain or exchange.counter else 2
-
-    def _live(self, exchange: Exchange, rows: int) -> list[int]:
-        """Groups of rows below ``rows``; an exchange without detail has one."""
-        uppers, _ = self._detail(exchange)
-        return [g for g, upper in enumerate(uppers) if upper <= rows or len(uppers) == 1]
-
-    def _use(self, exchange: Exchange, place: Place, stream: Stream) -> int:
-        """What counts the parities: number of this use."""
-        counts = {"one": 0, "layer": place.layer, "moe": place.moe, "mla": place.mla, "step": place.step}
-        counts["running"] = place.step * place.moes + place.moe
-        counts |= {name: stream.calls.get(name, 0) for name in ("call", "common")}
-        counts["unique"] = place.step * 1000 + place.layer
-        return counts[exchange.parity]
-
-    def _words(self, rank: int, exchange: Exchange, parity: int, slot: int, group: int) -> list[int]:
-        """Words of one row group of one slot; made on first use."""
-        found = []
-        for part in range(self._detail(exchange)[1]):
-            word = Word(rank, exchange.alias or exchange.name, parity, slot, group, part)
-            if word not in self.word_ids:
-                index = self.word_ids[word] = len(self.program.words)
-                self.program.words.append(word)
-                self.program.initial.append(0 if exchange.filled else GARBAGE)
-                if exchange.plain:
-                    self.program.plain.add(index)
-                if exchange.counter:
-                    self.program.counters.add(index)
-            found.append(self.word_ids[word])
-        return found
-
-    def _tag(
-        self, stream: Stream, exchange: Exchange, place: Place, source: int, group: int, other: bool = False
-    ) -> int:
-        """The identity of a publication; what only order protects is numbered as its rank writes it."""
-        version = stream.versions.get(exchange.name, 0) if exchange.plain else 0
-        key = (exchange.name, *((version,) if version else (place.step, place.layer)), source, group, other)
-        if key not in self.tags:
-            self.tags[key] = len(self.program.names)
-            where = f"step {place.step} layer {place.layer}"
-            self.program.names.append(
-                f"{exchange.name} of {where} by rank {source}" + other * ", other token"
-            )
-            if other:
-                self.program.foreign.add(self.tags[key])
-        return self.tags[key]
-
     def _publish(
         self, rank: int, stream: Stream, exchange: Exchange, place: Place, at: str, after: list[int]
     ) -> list[int]:
-        parity = self._parity(exchange, place, stream)
+        number = parity(exchange, place, stream)
         targets = [rank] if exchange.pattern == "local" else list(range(self.setting.ranks))
         slot = 0 if exchange.pattern == "local" or exchange.slots == "shared" else rank
         other = self.setting.other_token
         strange = bool(other and other[0] == rank and place.step >= other[1])
         stream.versions[exchange.name] = stream.versions.get(exchange.name, 0) + 1
         made = []
-        for group in self._live(exchange, place.batch):
-            tag = self._tag(stream, exchange, place, rank, group, strange)
+        for group in self.words.live(exchange, place.batch):
+            tag = self.words.tag(stream, exchange, place, rank, group, strange)
             if not exchange.canonical:
                 tag = 0
             for target in targets:
-                for word in self._words(target, exchange, parity, slot, group):
+                for word in self.words.of(target, exchange, number, slot, group):
                     earlier = [stream.stored[word]] if word in stream.stored else []
                     event = self._event(Kind.STORE, rank, at, exchange, [word], [tag], [*after, *earlier])
                     stream.stored[word] = event
                     made.append(event)
         return made
-
-    def _parity(self, exchange: Exchange, place: Place, stream: Stream) -> int:
-        use = self._use(exchange, place, stream)
-        return use if exchange.parity == "unique" else use % exchange.parities
-
-    def _sources(self, exchange: Exchange) -> list[int]:
-        return (
-            [0]
-            if exchange.pattern == "local" or exchange.slots == "shared"
-            else list(range(self.setting.ranks))
-        )
 
     def _poll(
         self,
@@ -270,47 +173,33 @@ class Builder:
         front: list[int],
         plain: bool,
     ) -> list[int]:
-        origin = self._from(exchange, place)
-        parity = self._parity(exchange, origin, stream)
+        made = origin(exchange, place)
+        number = parity(exchange, made, stream)
         words: list[int] = []
         tags: list[int] = []
         guard: list[int] = []
-        for group in self._live(exchange, place.batch):
-            for slot in self._sources(exchange):
+        for group in self.words.live(exchange, place.batch):
+            for slot in self.words.sources(exchange):
                 source = rank if exchange.pattern == "local" else slot
-                found = self._words(rank, exchange, parity, slot, group)
+                found = self.words.of(rank, exchange, number, slot, group)
                 words += found
-                tags += [self._tag(stream, exchange, origin, source, group)] * len(found)
+                tags += [self.words.tag(stream, exchange, made, source, group)] * len(found)
                 guard += found if exchange.judged == "all" else found[:1]
         looks = [] if plain or exchange.plain else guard
         return [self._event(Kind.POLL, rank, at, exchange, words, tags, front, looks)]
 
-    def _from(self, exchange: Exchange, place: Place) -> Place:
-        """Where a publication was made that is polled here: the tail's output comes from the layer before."""
-        if exchange.name != "out":
-            return place
-        return Place(place.step, place.batch, place.layer - 1, place.moe - 1, place.mla, place.moes)
-
     def _rearm(
         self, rank: int, exchange: Exchange, place: Place, stream: Stream, at: str, front: list[int]
     ) -> list[int]:
-        parity = self._cleared(exchange, place, stream)
+        number = cleared(exchange, place, stream)
         rows = (exchange.first_rows if place.first else exchange.rows) or place.batch
         words = [
             word
-            for group in self._live(exchange, rows)
-            for slot in self._sources(exchange)
-            for word in self._words(rank, exchange, parity, slot, group)
+            for group in self.words.live(exchange, rows)
+            for slot in self.words.sources(exchange)
+            for word in self.words.of(rank, exchange, number, slot, group)
         ]
         return [self._event(Kind.REARM, rank, at, exchange, words, [0] * len(words), front)] if words else []
-
-    def _cleared(self, exchange: Exchange, place: Place, stream: Stream) -> int:
-        """The parity that a re-arm clears."""
-        use, n = self._use(exchange, place, stream), exchange.parities
-        if exchange.clears == "previous" and place.first and exchange.parity != "running":
-            return (place.moes - 1) % n
-        shift = {"current": 0, "previous": -1, "other": 1, "next": 1}[exchange.clears]
-        return (use + shift) % n
 
     def _point(self, rank: int, label: str, after: list[int]) -> int:
         event = Event(

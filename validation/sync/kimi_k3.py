@@ -1,5 +1,4 @@
-"""The mailboxes and kernels of Kimi K3's specialised decode step (kimi_k3_ops.md, sections 3.0 and 4.1 to
-4.7).
+"""The mailboxes of Kimi K3's specialised decode step (kimi_k3_ops.md, sections 3.0 and 4.1 to 4.7).
 
 What this catches: nothing; it is the subject. What it cannot say: what the sources do where the specification
 is silent; choices made there are commented.
@@ -9,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from validation.sync.exchange import Act, Exchange, Kernel, Subject
+from validation.sync.exchange import Exchange, Subject
+from validation.sync.kernels import kernels
 
 BF16, FP32, FP8, HALF = "0x80000000", "0x80000000", "0xFFFFFFFF", "0xFFFF in a half"
 DEFERRED: dict[str, Any] = {
@@ -78,162 +78,6 @@ def _exchanges() -> tuple[Exchange, ...]:
     )
 
 
-def publish(name: str) -> Act:
-    return Act("publish", name)
-
-
-def poll(name: str) -> Act:
-    return Act("poll", name)
-
-
-def read(name: str) -> Act:
-    return Act("read", name)
-
-
-def rearm(name: str) -> Act:
-    return Act("rearm", name)
-
-
-def _attention() -> tuple[Kernel, ...]:
-    pull = (poll("oproj"), rearm("oproj"))
-    halves = (poll("oproj_recv"), rearm("oproj_recv"), publish("oproj_gather"), poll("oproj_gather"))
-    q, p, lse = "dcp_q", "dcp_partial", "dcp_lse"
-    shards = (publish(p), publish(lse), poll(p), poll(lse), rearm(p), rearm(lse))
-    update = (read("prefix"),)
-    return (
-        Kernel("Embed", ((publish("embedding"), poll("embedding"), publish("prefix")),)),
-        Kernel("AttnRes", ((publish("prefix"),),), "first", "entry", early=(update,)),
-        Kernel(
-            "AttnResRing", ((poll("out"), rearm("out"), publish("prefix")),), "last", "entry", early=(update,)
-        ),
-        Kernel("Projection", (), "first", "end"),
-        Kernel("SplitK", (), "first", "waited"),
-        Kernel("Core", ((publish("core_rows"),),), "first", "waited"),
-        Kernel("MlaQuery", ((publish(q), poll(q)),), "first", "waited"),
-        Kernel("Attention", ((read(q),),), "first", "end"),
-        Kernel("DcpValue", ((rearm(q),), (*shards, publish("core_rows"))), "first", "end"),
-        Kernel("OprojProducer", ((read("core_rows"), publish("oproj")),), "first", "waited"),
-        Kernel(
-            "OprojConsumer",
-            ((*pull, publish("prefix"), publish("second"), publish("x_moe")),),
-            "last",
-            "entry",
-            early=(update,),
-        ),
-        Kernel(
-            "OprojFused",
-            (
-                (read("core_rows"), publish("oproj")),
-                (*pull, publish("prefix"), publish("second"), publish("x_moe")),
-            ),
-            "first",
-            "entry",
-            early=(update,),
-        ),
-        Kernel("OprojPush", ((read("core_rows"), publish("oproj_recv")),), "first", "waited"),
-        Kernel(
-            "OprojTwoShot",
-            ((*halves, rearm("oproj_gather"), publish("prefix"), publish("second")),),
-            "last",
-            "entry",
-            early=(update,),
-        ),
-        Kernel("Dense", ((read("second"), publish("framework"), poll("framework")),)),
-        Kernel("LocalMlp", ((read("second"),),)),
-        Kernel(
-            "FinalAttnRes",
-            ((poll("out"), rearm("out"), publish("hidden_out")),),
-            "last",
-            "entry",
-            early=(update,),
-        ),
-        Kernel("FinalDense", ((publish("hidden_out"),),), "first", "entry", early=(update,)),
-        Kernel("Sampler", ((read("hidden_out"), publish("counts")),)),
-        Kernel("HostRead", ((read("counts"),),), stream="host"),
-    )
-
-
-def _moe() -> tuple[Kernel, ...]:
-    late = tuple((rearm(name),) for name in ("latent", "rs"))
-    own = (publish("latent"), publish("rs"))
-    down = (poll("latent"), poll("rs"), publish("out"))
-    once = (poll("latent"), publish("reduced"), poll("reduced"), poll("rs"), publish("out"))
-    r, g = "latent_recv", "latent_gather"
-    two = (poll(r), publish(g), poll(g), poll("rs"), publish("out"))
-    gws = tuple(poll(name) for name in ("g", "w", "s"))
-    late_gws = tuple((rearm(name),) for name in ("g", "w", "s"))
-    inner = tuple((publish(name), poll(name), rearm(name)) for name in ("partials", "stage"))
-
-    def images(name: str) -> tuple[tuple[Act, ...], ...]:
-        return (
-            (publish(name), poll(name)),
-            (rearm(name),),
-            (publish("steal"), poll("steal")),
-            (rearm("steal"),),
-        )
-
-    begin = (poll("x_moe"), publish("scores"), poll("scores"))
-    other = tuple((rearm(name),) for name in ("x_moe", "scores", "hg"))
-    return (
-        Kernel("FrontGemm", ((read("second"), publish("front")),), "first", "waited"),
-        Kernel("RouteSitu", ((poll("front"), rearm("front"), publish("plan")),), "last", "end"),
-        Kernel("RouteLean", ((poll("front"), rearm("front"), publish("plan")),), "never", "end"),
-        Kernel("Experts", ((read("plan"), publish("latent")), *inner, *images("images")), "first", "waited"),
-        Kernel("ExpertRows", ((read("plan"),), *inner, *images("images")), "first", "waited"),
-        Kernel(
-            "ExpertsGrouped",
-            ((read("plan"), publish("latent")), *inner, *images("grouped_images")),
-            "first",
-            "waited",
-        ),
-        Kernel(
-            "ExpertsTwoShot",
-            ((read("plan"), publish(r)), *inner, *images("grouped_images")),
-            "first",
-            "waited",
-        ),
-        Kernel("SharedRows", ((read("second"), publish("side_rows")),), stream="side"),
-        Kernel("SharedDown", ((read("side_rows"), publish("rs")),), stream="side"),
-        Kernel("SharedKeep", ((read("side_rows"), publish("shared_rows")),), stream="side"),
-        Kernel("WaveTail", (down, *late), "last", "issued"),
-        Kernel("WaveTailReduced", (once, *late, (rearm("reduced"),)), "last", "entry"),
-        Kernel("WaveTailTwoShot", (two, (rearm(r),), (rearm(g),), (rearm("rs"),)), "last", "entry"),
-        Kernel("MoeTail", ((read("shared_rows"), *own, *down), *late), "first", "issued"),
-        Kernel("MoeTailPoll", ((*gws, *own, *down), *late, *late_gws), "first", "issued"),
-        Kernel(
-            "MoeFrontTP8",
-            (
-                (*begin, publish("ids"), publish("w"), publish("hg")),
-                (poll("x_moe"), publish("h2_tp8"), poll("h2_tp8"), rearm("h2_tp8")),
-                *other,
-            ),
-            "last",
-            "entry",
-        ),
-        Kernel("RingCall", ((publish("ring"), poll("ring")), (rearm("ring"),))),
-        Kernel("SmallStores", ((publish("x_moe"),),)),
-        Kernel("SmallFront", ((*begin, publish("hg"), poll("hg")), *other), "last", "entry"),
-        Kernel("ClusterExpertsTP8", ((read("ids"), rearm("ids"), publish("g")),), "first", "entry"),
-        Kernel("MoeSharedTP8", ((poll("x_moe"), poll("hg"), publish("s")),), "last", "entry"),
-        Kernel(
-            "MoeFrontTP16",
-            (
-                (*begin, publish("ids"), publish("w")),
-                (poll("x_moe"), publish("h2")),
-                (poll("x_moe"), publish("hg"), poll("hg"), publish("s")),
-                *other,
-                (rearm("h2"),),
-            ),
-            "last",
-            "entry",
-        ),
-        Kernel(
-            "ClusterExpertsTP16", ((poll("ids"), poll("h2"), rearm("ids"), publish("g")),), "last", "entry"
-        ),
-    )
-
-
 def subject() -> Subject:
     """The protocols as specified."""
-    kernels = (*_attention(), *_moe())
-    return Subject({e.name: e for e in _exchanges()}, {k.name: k for k in kernels})
+    return Subject({e.name: e for e in _exchanges()}, {k.name: k for k in kernels()})

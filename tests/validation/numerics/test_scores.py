@@ -206,3 +206,17 @@ def test_the_mean_square_of_honest_draws_is_one() -> None:
         found = named(judge(setting.honest(), setting.predicted, question()), "mean_square")
         squares.append(found.mean_square)
     assert abs(sum(squares) / 20 - 1) < 6 * math.sqrt(2 / (20 * ROWS * COLUMNS)), "seeds 0 to 19"
+
+
+def test_what_the_store_is_known_to_add_is_no_scale_error():
+    """BF16 numbers times 1.0017 all round back to themselves: an error of 0.17 %, on every honest machine."""
+    means = normal(ROWS, COLUMNS, seed=3).bfloat16().double() * 1.0017
+    predicted = Value(AR, means, (1e-7 * means) ** 2)
+    assert failures(judge(means.bfloat16(), predicted, question(slices=(("row",),)))) == set()
+
+
+@pytest.mark.parametrize("relative", [1e-4, 0.02, 0.2])
+def test_a_scale_error_far_below_the_spacing_still_is_one(relative: float):
+    setting = Setting(seed=4, relative=relative)
+    observed = (setting.means * 1.0005).bfloat16()
+    assert named(judge(observed, setting.predicted, question()), "projection").failed

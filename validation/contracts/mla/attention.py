@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from validation.contracts.contract import Case, Contract, Output, Tier
-from validation.contracts.mla.attention_arguments import LATENT, WIDTH, MlaAttentionArguments
+from validation.contracts.contract import Case, Contract, Tier
+from validation.contracts.mla.attention_arguments import WIDTH, MlaAttentionArguments
 from validation.contracts.mla.attention_inputs import REGIMES, build
 from validation.contracts.mla.latent import attended, known_to_the_bit
+from validation.contracts.mla.rows import latent_rows, row_strides
 from validation.numerics.arithmetic import Arithmetic
 from validation.numerics.formats import BF16
 from validation.numerics.profile import Profile
@@ -79,14 +80,12 @@ def _view_out(a: MlaAttentionArguments) -> Tensor:
 
 def strides(a: MlaAttentionArguments) -> dict[str, tuple[int, ...]]:
     """Rows and tables with a pitch; pages with a hole behind each, far apart in a ``wide`` case."""
-    heads, pages = a.query.shape[1], a.block_table.shape[1]
+    pages = a.block_table.shape[1]
     row = a.cache.shape[1] * WIDTH
     return {
-        "query": (heads * WIDTH + 192, WIDTH, 1),
         "cache": (_WIDE_STRIDE if a.wide_pages else row + 1152, WIDTH, 1),
         "block_table": (pages + 3, 1),
-        "out": (heads * LATENT + 64, LATENT, 1),
-    }
+    } | row_strides(a.query.shape[1])
 
 
 # Page 2 of pages 2**30 bytes apart begins at 2**31: 32-bit offsets wrap.
@@ -144,16 +143,7 @@ CONTRACT = Contract(
     name="mla_attention",
     summary="attention over a paged FP8 cache in latent space",
     arguments=MlaAttentionArguments,
-    outputs=(
-        Output(
-            "out",
-            ("request", "token", "head", "latent"),
-            "bf16",
-            _view_out,
-            slices=(("head",), ("request", "token"), ("request", "token", "head")),
-            shared=("latent",),
-        ),
-    ),
+    outputs=(latent_rows(_view_out),),
     regimes=REGIMES,
     build=build,
     reference=reference,

@@ -9,7 +9,7 @@ import torch
 from torch import Generator
 
 from validation.contracts.contract import Case, Regime
-from validation.contracts.mla.attention_arguments import LATENT, WIDTH, MlaAttentionArguments
+from validation.contracts.mla.attention_arguments import LATENT, MlaAttentionArguments
 from validation.contracts.mla.paged import (
     HUGE,
     NAN,
@@ -22,7 +22,8 @@ from validation.contracts.mla.paged import (
     scaled_rows,
     spoil,
 )
-from validation.contracts.regimes import generator, normal
+from validation.contracts.mla.rows import queries
+from validation.contracts.regimes import generator
 
 REGIMES = (
     Regime(
@@ -59,11 +60,9 @@ def build(case: Case) -> MlaAttentionArguments:
     supply = Supply(case.seed // 100, page, k_scale)
     pages = paged(g, lengths, supply, shared=regime == "shared_pages", wide=regime == "wide_offsets")
     rows = len(lengths) * q
-    query = normal(g, rows, heads, WIDTH) * {"peaked": 40.0, "flat": 0.02}.get(regime, 1.0)
+    query = queries(g, regime, rows, heads)
     if regime == "flat":
         query[:, 0] = 0
-    if regime == "nan_request":
-        query[rows // 2, heads - 1, 3] = float("nan")
     if regime == "unequal":
         _grow(pages, lengths)
     if regime == "peaked":

@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from validation.contracts.contract import Case, Contract, Output, Tier
+from validation.contracts.contract import Case, Contract, Tier
 from validation.contracts.mla.attention import keys_of
-from validation.contracts.mla.attention_arguments import LATENT, WIDTH
+from validation.contracts.mla.attention_arguments import WIDTH
 from validation.contracts.mla.dcp_arguments import MlaDcpArguments, owned
 from validation.contracts.mla.dcp_inputs import REGIMES, build
 from validation.contracts.mla.latent import attended, known_to_the_bit
+from validation.contracts.mla.rows import latent_rows, row_strides
 from validation.numerics.arithmetic import Arithmetic
 from validation.numerics.formats import BF16
 from validation.numerics.profile import Profile
@@ -110,17 +111,15 @@ def _view_out(a: MlaDcpArguments) -> Tensor:
 
 def strides(a: MlaDcpArguments) -> dict[str, tuple[int, ...]]:
     """Rows, tables and pages with a pitch each; the ranks' caches far apart in a ``wide`` case."""
-    heads, width = a.query.shape[1], a.block_table.shape[2]
+    width = a.block_table.shape[2]
     page = a.cache.shape[2] * WIDTH + 1152
     rank = a.cache.shape[1] * page + 2304
     table = width + 3
     return {
-        "query": (heads * WIDTH + 192, WIDTH, 1),
         "cache": (_WIDE_STRIDE if a.wide_ranks else rank, page, WIDTH, 1),
         "block_table": (a.block_table.shape[1] * table + 5, table, 1),
         "lengths": (a.lengths.shape[1] + 5, 1),
-        "out": (heads * LATENT + 64, LATENT, 1),
-    }
+    } | row_strides(a.query.shape[1])
 
 
 _WIDE_STRIDE = 2**31  # rank 1 begins beyond 32-bit offsets
@@ -171,16 +170,7 @@ CONTRACT = Contract(
     name="mla_dcp",
     summary="latent attention over a sharded cache, merged by log-sum-exp",
     arguments=MlaDcpArguments,
-    outputs=(
-        Output(
-            "out",
-            ("request", "token", "head", "latent"),
-            "bf16",
-            _view_out,
-            slices=(("head",), ("request", "token"), ("request", "token", "head")),
-            shared=("latent",),
-        ),
-    ),
+    outputs=(latent_rows(_view_out),),
     regimes=REGIMES,
     build=build,
     reference=reference,

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from validation.contracts.contract import Case, Regime
-from validation.contracts.mla.attention_arguments import LATENT, WIDTH
+from validation.contracts.mla.attention_arguments import LATENT
 from validation.contracts.mla.dcp_arguments import MlaDcpArguments, owned
 from validation.contracts.mla.paged import (
     HUGE,
@@ -24,7 +24,8 @@ from validation.contracts.mla.paged import (
     scaled_rows,
     spoil,
 )
-from validation.contracts.regimes import generator, normal
+from validation.contracts.mla.rows import queries
+from validation.contracts.regimes import generator
 
 REGIMES = (
     Regime("typical", ("F01", "F18", "F31", "F48", "F53"), "every rank has keys, unequal lengths"),
@@ -57,14 +58,12 @@ def build(case: Case) -> MlaDcpArguments:
     most = MOST_PAGES // ranks
     shards = [paged(g, counts.tolist(), supply, most=most) for counts in local]
     rows, heads = len(totals) * q, ranks * case["heads"]
-    query = normal(g, rows, heads, WIDTH) * {"peaked": 40.0, "flat": 0.02}.get(regime, 1.0)
+    query = queries(g, regime, rows, heads)
     if regime == "unequal":
         _grow(shards, local)
     if regime == "peaked":
         for shard, counts in zip(shards, local, strict=True):
             lower(shard, 0, torch.arange(int(counts[0])), query[:q], k_scale)
-    if regime == "nan_request":
-        query[rows // 2, heads - 1, 3] = float("nan")
     for shard, counts in zip(shards, local, strict=True):
         spoil(shard, counts.tolist(), NAN if regime in ("poisoned", "padding", "short") else HUGE)
     if regime == "nan_request":

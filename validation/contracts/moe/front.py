@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor
 
 from validation.contracts.contract import Case, Contract, Output, Regime, Tier, read, write
-from validation.contracts.regimes import generator, normal, outliers, shared_weight
+from validation.contracts.regimes import activations, generator, normal, shared_weight
 from validation.numerics.arithmetic import Arithmetic
 from validation.numerics.formats import BF16
 from validation.numerics.profile import Profile
@@ -90,14 +90,7 @@ def build(case: Case) -> MoeFrontArguments:
     """Draw h and both weights on the CPU; ``experts`` and ``latent`` of the shape are rows a rank."""
     g = generator(case)
     rows, ranks, k = case["rows"], case["ranks"], case["k"]
-    h = normal(g, rows, k) * 1.3
-    if case.regime == "outliers":
-        h[:, outliers(g, k)] *= 2000
-    if case.regime == "cancelling":
-        h[:, k // 2 : k // 2 * 2] = h[:, : k // 2]
-    if case.regime == "one_hot":
-        h = torch.zeros(rows, k)
-        h[torch.arange(rows), torch.randperm(k, generator=g)[:rows]] = 1.0
+    h = activations(g, case.regime, rows, k, 1.3)
     if case.regime == "negative_zero":
         h[0] = h[0].abs() * 2.0**-60  # with ``_weight``: latents near -2**-140
         h[rows // 2] = -0.0
