@@ -1,0 +1,133 @@
+"""Delays and bounded waits, on a GPU and in the interpreter.
+
+Compiled, a delay spins on the device's clock and a wait counts its looks. In the interpreter a kernel is
+Python, and the two functions of the host below are called by it: a delay sleeps, and a wait gives way to the
+other processes, looks at the clock, and at a flag by which everybody is told to stop.
+
+What this cannot do: promise a delay's length; neither a GPU's clock nor a scheduler is that exact.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# (an annotation on a kernel's parameter means something to Triton)
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from kernels_under_test.exchanges.words import asked, mixed, number
+
+# Fields of the skew table (int32): see validation.stress.skew.
+SEED, SHORT_EVERY, SHORT, LONG_EVERY, LONG, TORN_EVERY, RANK_EVERY, RANK_DELAY = range(8)
+EAGER_LOOKS = 20  # of an interpreted wait, before it sleeps between looks
+NAP = 1e-4  # seconds
+
+
+def _nobody() -> bool:
+    return False
+
+
+@dataclass
+class Host:
+    """What interpreted kernels ask this process. ``patience``: seconds of a wait. ``stopped``: give up?
+    ``skew``: the table of delays; ``table``: the acts."""
+
+    skew: list[int] = field(default_factory=lambda: [0, 0, 0, 1, 0, 0, 1, 0])
+    table: list[list[int]] = field(default_factory=list)
+    patience: float = 10.0
+    stopped: Callable[[], bool] = _nobody
+    began: float = 0.0
+
+
+HOST = Host()
+
+
+@triton.jit
+def draw(skew, rank, step, act, lane, phase):
+    """A uint32 by which a delay is drawn."""
+    seed = tl.load(skew).to(tl.uint32)
+    key = seed + rank.to(tl.uint32) * 0x9E3779B1 + step.to(tl.uint32) * 0x85EBCA77
+    return mixed(mixed(key + act.to(tl.uint32) * 0xC2B2AE3D) + lane.to(tl.uint32) * 64 + phase)
+
+
+@triton.jit
+def delay(skew, rank, step, act, lane, phase: tl.constexpr, ON_GPU: tl.constexpr):
+    """Once in SHORT_EVERY up to SHORT ns, once in LONG_EVERY up to LONG ns; and, the same for all lanes of a
+    rank, once in RANK_EVERY up to RANK_DELAY ns."""
+    if not ON_GPU:
+        host_delay(rank, step, act, lane, phase)
+    elif tl.load(skew + 1) > 0:
+        h = draw(skew, rank, step, act, lane, phase)
+        whole = draw(skew, rank, step, act, lane * 0, phase + 32)
+        span = tl.where(h % tl.load(skew + 1).to(tl.uint32) == 0, tl.load(skew + 2), 0)
+        span = tl.where((h >> 4) % tl.load(skew + 3).to(tl.uint32) == 0, tl.load(skew + 4), span)
+        length = ((h >> 8) % (span + 1).to(tl.uint32)).to(tl.int64)
+        all_lanes = (whole % tl.load(skew + 6).to(tl.uint32)) == 0
+        more = (whole >> 8) % (tl.load(skew + 7) + 1).to(tl.uint32)
+        length += tl.where(all_lanes, more.to(tl.int64), 0)
+        until = tl.extra.cuda.globaltimer() + length
+        while tl.extra.cuda.globaltimer() < until:
+            length += 1
+
+
+@triton.jit
+def torn(skew, rank, step, act, lane, ON_GPU: tl.constexpr):
+    """Is this publication to arrive in two parts?"""
+    if ON_GPU:
+        every = tl.load(skew + 5).to(tl.uint32)
+        parts = (every > 0) & (draw(skew, rank, step, act, lane, 31) % tl.maximum(every, 1) == 0)
+    else:
+        parts = host_torn(rank, step, act, lane)
+    return parts
+
+
+def host_draw(place: str) -> random.Random:
+    return random.Random(f"{HOST.skew[SEED]} {place}")
+
+
+@asked
+def host_delay(rank: Any, step: Any, act: Any, lane: Any, phase: Any) -> None:
+    """Sleep by the same rules, drawn in another way."""
+    every, short, rarely, long = HOST.skew[SHORT_EVERY : LONG + 1]
+    if not every:
+        return
+    at = f"{number(rank)} {number(step)} {number(act)} {number(phase)}"
+    lanes, all_lanes = host_draw(f"{at} {number(lane)}"), host_draw(at)
+    span = long if lanes.random() < 1 / rarely else short if lanes.random() < 1 / every else 0
+    ns = span * lanes.random()
+    if all_lanes.random() < 1 / HOST.skew[RANK_EVERY]:
+        ns += HOST.skew[RANK_DELAY] * all_lanes.random()
+    if ns:
+        time.sleep(ns * 1e-9)
+
+
+@asked
+def host_torn(rank: Any, step: Any, act: Any, lane: Any) -> bool:
+    every = HOST.skew[TORN_EVERY]
+    at = f"torn {number(rank)} {number(step)} {number(act)} {number(lane)}"
+    return bool(every) and host_draw(at).random() < 1 / every
+
+
+@asked
+def host_waits(tries: Any, most: Any) -> int:
+    """Looks so far, or ``most`` when it is time to give up; gives way to other processes first."""
+    seen, now = number(tries), time.monotonic()
+    if seen <= 1:
+        HOST.began = now
+    if now - HOST.began > HOST.patience or HOST.stopped():
+        return number(most)
+    os.sched_yield() if seen < EAGER_LOOKS else time.sleep(NAP)
+    return min(seen, number(most) - 1)
+
+
+@asked
+def host_fields(act: Any) -> tuple[int, ...]:
+    """The fields of an act as Python has them: twenty loads less."""
+    return tuple(HOST.table[number(act)][:-1])
