@@ -44,6 +44,7 @@ COMMANDS = (
     Command("step", "judge whole decode steps against the vanilla step", "validation.commands.step"),
     Command("dispatch", "compare a plan() with the truth table of steps", "validation.commands.dispatch"),
     Command("sync", "prove mailbox protocols over all interleavings", "validation.commands.sync"),
+    Command("stress", "exchange between real ranks under skew", "validation.commands.stress"),
     Command("evals", "compare two backends end to end on walked tokens and tasks", "evals.command"),
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),

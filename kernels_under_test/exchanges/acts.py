@@ -23,7 +23,15 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.exchanges.waiting import delay, host_fields, host_waits, torn
-from kernels_under_test.exchanges.words import SENTINEL, canonical, high_half, low_half, mixed, paired, payload
+from kernels_under_test.exchanges.words import (
+    SENTINEL,
+    canonical,
+    high_half,
+    low_half,
+    mixed,
+    paired,
+    payload,
+)
 
 # Fields of an act (int32), in this order; the script writes them (validation.stress.script): verb, base, use,
 # clears, advance, parities, rows, key, relays, whole, to_owners, slots, canonical, judge_all, folded, staged,
@@ -213,7 +221,10 @@ def rearm(own, start, slots, rows, row, within, RANKS: tl.constexpr):
             tl.store(own + (start + slot * slots) + within, empty, mask=row < rows)
 
 
-@triton.jit(do_not_specialize=["rank", "seed", "steps", "spins", "logs"])
+@triton.jit(
+    do_not_specialize=["rank", "seed", "steps", "spins", "logs"],
+    do_not_specialize_on_alignment=["starts", "counts", "batches"],
+)
 def acts_kernel(
     peers, table, starts, counts, batches, clock, skew, state, log, records,
     rank, seed, steps, spins, logs,

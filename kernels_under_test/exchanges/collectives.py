@@ -26,7 +26,7 @@ from kernels_under_test.exchanges.words import SENTINEL, canonical, high_half, l
 if TYPE_CHECKING:
     from torch import Tensor
 
-PATIENCE = 4_000_000  # looks of a compiled wait
+PATIENCE = 40_000_000  # looks of a compiled wait: longer than it takes a peer to compile
 BLOCKS = {True: 512, False: 4096}  # words of a program, by whether it is compiled
 
 

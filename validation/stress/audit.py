@@ -46,7 +46,9 @@ def _mailboxes(own: Tensor, layout: Layout, schedule: Schedule, steps: int) -> l
         full = (held != signed(SENTINEL)).sum(1).tolist()
         for parity, count in enumerate(full):
             if count and (name, parity) not in dirty:
-                found.append(f"mailbox: {name} holds {count} words in parity {parity}, which should be re-armed")
+                found.append(
+                    f"mailbox: {name} holds {count} words in parity {parity}, which should be re-armed"
+                )
     return found
 
 
@@ -59,7 +61,9 @@ def _dirty(schedule: Schedule, steps: int) -> set[tuple[str, int]]:
         rows = schedule.batches[step]
         for act in schedule.variants[schedule.variant_of[step]]:
             if act.verb == "publish":
-                dirty[act.exchange, act.parity(step)] = max(rows, dirty.get((act.exchange, act.parity(step)), 0))
+                dirty[act.exchange, act.parity(step)] = max(
+                    rows, dirty.get((act.exchange, act.parity(step)), 0)
+                )
             elif act.verb == "rearm":
                 cleared = (act.exchange, (act.clears + step * act.advance) % act.parities)
                 if dirty.get(cleared, ROWS) <= (act.rows or rows):

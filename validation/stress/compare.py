@@ -52,8 +52,8 @@ def tensors(engine: Engine, rows: int, width: int, seed: int) -> Tensor:
     """BF16 [ranks, rows, width] of all ranks, with -0 and infinities among them."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(engine.setup.ranks, rows, width, generator=draw).bfloat16()
-    x.view(-1)[:: 97] = -0.0
-    x.view(-1)[5 :: 1013] = float("inf")
+    x.view(-1)[::97] = -0.0
+    x.view(-1)[5::1013] = float("inf")
     return x
 
 
@@ -99,7 +99,10 @@ def _times(engine: Engine, rows: int) -> dict[str, float]:
     width, ranks = WIDTH["cuda"], engine.setup.ranks
     x = tensors(engine, rows, width, rows)[engine.setup.rank].to(engine.device)
     words = x.view(torch.int32).flatten()
-    whole, share = torch.empty_like(words), torch.empty(words.numel() // ranks, dtype=torch.int32, device=x.device)
+    whole, share = (
+        torch.empty_like(words),
+        torch.empty(words.numel() // ranks, dtype=torch.int32, device=x.device),
+    )
     copy, part = x.clone(), torch.empty(x.numel() // ranks, dtype=x.dtype, device=x.device)
     ours: dict[str, tuple[Tensor, Tensor]] = {
         "one_shot": (words, whole),
@@ -115,7 +118,9 @@ def _times(engine: Engine, rows: int) -> dict[str, float]:
     share.copy_(words[: share.numel()])
     found = {}
     for name, (source, target) in ours.items():
-        found[f"lamport {name} {rows}"] = _timed(engine, lambda i, n=name, a=source, b=target: _call(engine, n, a, b, i))
+        found[f"lamport {name} {rows}"] = _timed(
+            engine, lambda i, n=name, a=source, b=target: _call(engine, n, a, b, i)
+        )
     for name, call in theirs.items():
         found[f"nccl {name} {rows}"] = _timed(engine, lambda i, c=call: c())
     return found
@@ -132,7 +137,7 @@ def _timed(engine: Engine, call: Callable[[int], Any]) -> float:
     torch.cuda.synchronize(engine.device)
     dist.barrier()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for i in range(CALLS):
             call(i)
     found = []
@@ -146,4 +151,3 @@ def _timed(engine: Engine, call: Callable[[int], Any]) -> float:
         torch.cuda.synchronize(engine.device)
         found.append(begin.elapsed_time(end) * 1000 / CALLS)
     return median(found)
-

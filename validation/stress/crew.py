@@ -36,6 +36,7 @@ from validation.sync.kimi_k3 import subject
 
 KERNELS = "kernels_under_test.exchanges.runner"
 START = {"cpu": 60.0, "cuda": 150.0}  # seconds until all ranks are there
+FILLED = {"cpu": 30.0, "cuda": 120.0}  # until their memory is filled and, the first time, kernels compiled
 SILENCE = 90.0  # seconds without a word from any rank while a run goes on
 GRACE = 1.0  # seconds for the others to run into the gap that a dead rank leaves
 LAST_WORDS = 12.0  # seconds to answer, once told to stop, beyond the patience of a wait
@@ -142,7 +143,12 @@ class Crew:
             store = str(Path(self.folder.name) / "store")
             setup = Setup(number, self.count, self.lanes, self.device, self.file, store, self.kernels)
             self.members.append(Rank(setup, env, Path(self.folder.name) / f"rank-{number}"))
-        self.gather("ready", START[self.device])
+        try:
+            self.gather("ready", START[self.device])
+        except Lost as lost:
+            raise UserError(
+                f"not all ranks started: {lost}; look for memory, drivers and other processes"
+            ) from None
 
     def close(self) -> None:
         """End every process; the shared file goes with the last of them."""
@@ -176,7 +182,7 @@ class Crew:
         outcome = Outcome(job, self.count)
         try:
             self.tell(Order("job", job))
-            self.gather("ready", START[self.device])
+            self.gather("ready", FILLED[self.device])
             self.tell(Order("go"))
             outcome.answers = self._listen(job, outcome, harm)
             steps = min(answer.steps for answer in outcome.answers)
@@ -185,7 +191,9 @@ class Crew:
                 for answer in self.gather("audited", 60.0):
                     outcome.findings += [f"rank {answer.rank}: {line}" for line in answer.findings]
         except Lost as lost:
-            outcome.deaths += [d for d in lost.deaths if d.rank not in {known.rank for known in outcome.deaths}]
+            outcome.deaths += [
+                d for d in lost.deaths if d.rank not in {known.rank for known in outcome.deaths}
+            ]
         outcome.places = self._places(job) if outcome.deaths else {}
         return outcome
 
@@ -213,9 +221,7 @@ class Crew:
         if answer.state == "failed":
             raise Lost([Death(answer.rank, None, answer.message)])
 
-    def _listen(
-        self, job: Job, outcome: Outcome, harm: Callable[[Crew, int], None] | None
-    ) -> list[Answer]:
+    def _listen(self, job: Job, outcome: Outcome, harm: Callable[[Crew, int], None] | None) -> list[Answer]:
         """Answers of all ranks that give one; ends whatever happens."""
         found: dict[int, Answer] = {}
         began = heard = time.monotonic()
@@ -253,4 +259,7 @@ class Crew:
         """Where each rank last was, (step, act), as shared memory shows it; on GPUs the last step it told."""
         if self.device == "cuda":
             return {n: (int(self.shared.control[n, memory.STEP]), -1) for n in range(self.count)}
-        return {n: (int(self.shared.records[n, 0, 10]), int(self.shared.records[n, 0, 11])) for n in range(self.count)}
+        return {
+            n: (int(self.shared.records[n, 0, 10]), int(self.shared.records[n, 0, 11]))
+            for n in range(self.count)
+        }

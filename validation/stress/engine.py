@@ -60,7 +60,9 @@ class Engine:
         self.kernels: Any = importlib.import_module(setup.kernels)
         self.kernels.prepare(10.0, self.stopped, QUIET.row(), [])
         self.device = torch.device("cuda", setup.rank) if on_gpu else torch.device("cpu")
-        self.boxes = memory.on_gpu(self.layout, setup.rank) if on_gpu else memory.on_cpu(self.shared, setup.rank)
+        self.boxes = (
+            memory.on_gpu(self.layout, setup.rank) if on_gpu else memory.on_cpu(self.shared, setup.rank)
+        )
         mine = self.shared.records[setup.rank]
         self.records = torch.zeros_like(mine, device=self.device) if on_gpu else mine
         self.job = Job("none", "LL")
@@ -86,6 +88,8 @@ class Engine:
         self.buffers = self._buffers(self.schedule, table)
         self.graphs = {}
         self.kernels.prepare(job.patience, self.stopped, job.skew.row(), table)
+        if self.device.type == "cuda":
+            self._warm()
         self.finish()
 
     def _buffers(self, s: Schedule, table: list[list[int]]) -> Buffers:
@@ -179,10 +183,9 @@ class Engine:
         ]
         if self.device.type != "cuda":
             return
-        self._warm()
         for variant in range(len(self.launches)):
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._kernels_of(variant)
             self.graphs[variant] = graph
 

@@ -76,8 +76,11 @@ def _other_token(steps: list[Step]) -> list[Step]:
 
 
 def _stale_epoch(steps: list[Step]) -> list[Step]:
-    """A re-arm that clears one use late: the parity in use stays as it is."""
-    return [replace(step, clears=(step.clears + 1) % step.parities) if step.verb == "rearm" else step for step in steps]
+    """Publications into the parity of the use before."""
+    return [
+        replace(step, use=(step.use - 1) % step.parities) if step.verb == "publish" else step
+        for step in steps
+    ]
 
 
 def _pulled(steps: list[Step], rank: int, layout: Layout) -> list[Step]:
@@ -104,7 +107,7 @@ FAULTS = (
     _proved("oproj_single_buffer", ("delays",), "LL"),
     _proved("sources_share_a_slot", ("neighbours",), "LL"),
     _proved("gather_not_polled", ("jitter",), "LL", batches=(64,)),
-    _proved("oproj_never_rearmed", ("payloads",), "LL"),
+    _proved("oproj_never_rearmed", ("delays",), "LL"),
     _proved("oproj_not_canonical", ("payloads",), "LL"),
     _proved("ring_not_canonical", ("payloads",), "RRR"),
     _proved("clears_size_of_this_call", ("batches",), "R", batches=(64, 8, 8, 64)),
@@ -116,15 +119,27 @@ FAULTS = (
     _proved("mailbox_not_filled", ("cold",), "LL", memory="not_filled"),
     Planted("rank_with_fewer_rows", "F40", ("batches",), "RR", (8,), rows=4, since=3),
     Planted("rank_takes_two_shot", "F40", ("batches",), "LL", (8,), rows=64, since=3),
-    Planted("rank_commits_another_token", "F49", ("hashes",), "RR", (8,), change=_of_victim(_other_token), since=3),
+    Planted(
+        "rank_commits_another_token", "F49", ("hashes",), "RR", (8,), change=_of_victim(_other_token), since=3
+    ),
     Planted("flag_before_data", "F37", ("fragments",), "LL", (16,), change=_flag_first),
     Planted("input_read_by_peers", "F38", ("overwritten",), "LL", (8,), change=_pulled),
     Planted("stale_epoch", "F39", ("delays",), "RRR", change=_of_victim(_stale_epoch), since=2),
     Planted("wrong_peer", "F39", ("payloads",), "LL", (64,), change=_of_victim(_wrong_peer), since=3),
-    Planted("layer_skipped_on_one_rank", "F40", ("watchdog",), "LLLL", change=_of_victim(_skip_layer), since=3, once=True),
-    Planted("publication_missing", "F40", ("watchdog",), "DKA", change=_of_victim(_silent), since=3, once=True),
+    Planted(
+        "layer_skipped_on_one_rank",
+        "F40",
+        ("watchdog",),
+        "LLLL",
+        change=_of_victim(_skip_layer),
+        since=3,
+        once=True,
+    ),
+    Planted(
+        "publication_missing", "F40", ("watchdog",), "DKA", change=_of_victim(_silent), since=3, once=True
+    ),
     Planted("refilled_after_idle", "F47", ("idle",), "LL", memory="refilled"),
-    Planted("step_baked_at_capture", "F44", ("replay",), "RR", memory="clock_frozen", launched=True),
+    Planted("step_baked_at_capture", "F44", ("replay",), "LL", memory="clock_frozen", launched=True),
     Planted("state_of_one_rank_flipped", "F49", ("hashes",), "LL", memory="state_flipped"),
     Planted("row_too_many", "F46", ("canaries",), "LL", change=_row_too_many, since=1, once=True),
 )

@@ -103,7 +103,9 @@ def on_gpu(layout: Layout, rank: int) -> Mailboxes:
         device = torch.device("cuda", rank)
         own = symmetric.empty(layout.words, dtype=torch.int32, device=device)
         handle = symmetric.rendezvous(own, dist.group.WORLD.group_name)
-        peers = torch.tensor([int(address) for address in handle.buffer_ptrs], dtype=torch.int64, device=device)
+        peers = torch.tensor(
+            [int(address) for address in handle.buffer_ptrs], dtype=torch.int64, device=device
+        )
     except (ImportError, AttributeError, RuntimeError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(

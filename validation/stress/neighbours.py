@@ -20,7 +20,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDE, PRODUCTS = 2048, 200  # on a GPU: some 30 us each
+SIDE, PRODUCTS = 2048, 1000  # on a GPU: some 30 us each
 CPU_SIDE, SHARE = 192, 0.2  # on a CPU: of the time
 
 

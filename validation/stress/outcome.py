@@ -31,7 +31,11 @@ class Death:
 
     def words(self) -> str:
         if self.status is None:
-            return f"rank {self.rank} does not answer" if not self.last else f"rank {self.rank} failed: {self.last}"
+            return (
+                f"rank {self.rank} does not answer"
+                if not self.last
+                else f"rank {self.rank} failed: {self.last}"
+            )
         if self.status < 0:
             return f"rank {self.rank} was killed by {signal.Signals(-self.status).name}"
         ending = f"rank {self.rank} ended with status {self.status}"
@@ -101,7 +105,9 @@ class Outcome:
         for answer in self.answers[1:]:
             step = first_difference(self.answers[0].hashes, answer.hashes)
             if step is not None:
-                found.append(f"hashes: rank {answer.rank} parts from rank {self.answers[0].rank} at step {step}")
+                found.append(
+                    f"hashes: rank {answer.rank} parts from rank {self.answers[0].rank} at step {step}"
+                )
         return found
 
     def failures(self, layout: Layout) -> list[str]:
@@ -143,7 +149,7 @@ class Outcome:
     def blamed(self, layout: Layout) -> int | None:
         """The rank to blame: one that is gone, else the source that the first wait missed."""
         if self.deaths:
-            return self.deaths[0].rank
+            return min(self.deaths, key=lambda death: death.status is None).rank
         return next((fault.source for fault in self.faults(layout)), None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from validation.stress.faults import VICTIM, Planted
 from validation.stress.job import Job, batches_of
@@ -69,6 +70,7 @@ class Schedule:
             yield starts, counts, rows
 
 
+@lru_cache(maxsize=16)
 def scheduled(job: Job, rank: int, layout: Layout, fault: Planted | None) -> Schedule:
     """The schedule of one rank, faulty or not. Raises UserError for layers or batches that cannot be."""
     check(Setting(layout.ranks, job.layers, tuple(job.batches), job.plan, barrier=False))

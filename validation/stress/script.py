@@ -109,7 +109,10 @@ def acts(
         inside = layer < len(setting.layers)
         for name in launches(setting, layer, batch) if inside else last(setting):
             kernel = subject.kernels[name]
-            made = [_step(subject, act, kernel, Site(layer, moe, moes), launch, layout) for act in _flat(kernel, shuffle)]
+            made = [
+                _step(subject, act, kernel, Site(layer, moe, moes), launch, layout)
+                for act in _flat(kernel, shuffle)
+            ]
             found += [step for step in made if step]
             launch += any(made)
         moe += inside and setting.layers[layer] in MOE
@@ -125,16 +128,22 @@ def _flat(kernel: Kernel, shuffle: random.Random) -> list[Act]:
     return [act for chain in (*kernel.early, *before, *mixed, *after) for act in chain]
 
 
-def _step(
-    subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, layout: Layout
-) -> Step | None:
+def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, layout: Layout) -> Step | None:
     """One act as it is run; None if it stays on its rank."""
     exchange = subject.exchanges[act.exchange]
     if exchange.name not in SPREADS:
-        if exchange.pattern != "local" and exchange.parity != "unique" and not exchange.name.startswith("dcp"):
+        if (
+            exchange.pattern != "local"
+            and exchange.parity != "unique"
+            and not exchange.name.startswith("dcp")
+        ):
             raise UserError(f"the runner has no form for exchange '{exchange.name}'")
         return None
-    origin = replace(site, layer=site.layer - 1, moe=site.moe - 1) if act.verb == "poll" and exchange.name == "out" else site
+    origin = (
+        replace(site, layer=site.layer - 1, moe=site.moe - 1)
+        if act.verb == "poll" and exchange.name == "out"
+        else site
+    )
     use, advance = _use(exchange, origin)
     relayed = RELAYED.get(exchange.name)
     flags = CANONICAL * exchange.canonical | ALL_JUDGED * (exchange.judged == "all")
@@ -163,7 +172,9 @@ def _use(exchange: Exchange, site: Site) -> tuple[int, int]:
         "running": (site.moe, site.moes),
     }
     if exchange.parity not in counts:
-        raise UserError(f"the runner counts no parity by '{exchange.parity}', as exchange '{exchange.name}' asks")
+        raise UserError(
+            f"the runner counts no parity by '{exchange.parity}', as exchange '{exchange.name}' asks"
+        )
     return counts[exchange.parity]
 
 

@@ -47,19 +47,20 @@ QUIET = Skew()
 # Lengths around the time of one exchange (about 5 us on NVLink, 10 ms between interpreted kernels), and a few
 # a hundred times as long.
 MEASURES = {
-    "cuda": Skew(8, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True),
-    "cpu": Skew(8, 4_000_000, 64, 20_000_000, 64, 10_000_000, 4, True, 0.01, 0.2, True, True),
+    "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True),
+    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 4, True, 0.01, 0.2, True, True),
 }
+DELAYS = ("short_every", "short", "long_every", "long", "rank_every", "rank")
 # Which fields each mode turns on; replay and the checks that always run have none.
 MODES: dict[str, tuple[str, ...]] = {
-    "delays": ("short_every", "short", "long_every", "long", "rank_every", "rank"),
-    "fragments": ("torn_every", "short_every", "short", "long_every", "long"),
-    "overwritten": ("staged", "short_every", "short", "long_every", "long"),
+    "delays": DELAYS,
+    "fragments": ("torn_every", *DELAYS),
+    "overwritten": ("staged", *DELAYS),
     "neighbours": ("neighbours",),
     "idle": ("idle", "jitter"),
     "cold": ("cold",),
     "jitter": ("jitter",),
-    "batches": (),
+    "batches": DELAYS,
     "payloads": (),
     "replay": (),
     "hashes": (),
@@ -80,4 +81,6 @@ def of(modes: list[str], device: str, seed: int) -> Skew:
     """The skew of several modes together."""
     names = {name for mode in modes for name in MODES[mode]}
     full = MEASURES[device]
-    return replace(QUIET, seed=seed, **{f.name: getattr(full, f.name) for f in fields(Skew) if f.name in names})
+    return replace(
+        QUIET, seed=seed, **{f.name: getattr(full, f.name) for f in fields(Skew) if f.name in names}
+    )
