@@ -38,9 +38,9 @@ from kernels_under_test.exchanges.words import (
 # turn, stage, pulled, launch. Verbs: 1 publish, 2 poll, 3 read, 4 re-arm.
 FIELDS = tl.constexpr(20)
 
-# Fields of a lane's record (int32), which validation.stress.outcome reads: wrong words, kind of the first thing
-# that went wrong (1 wrong word, 2 hang), its step, act, source, parity, word, what was expected and found; waits
-# that were passed; the step and act that the lane is at.
+# Fields of a lane's record (int32), which validation.stress.outcome reads: wrong words, kind of what went
+# wrong first (1 wrong word, 2 hang), its step, act, source, parity, word, what was expected and found; waits
+# passed; the step and act that the lane is at.
 RECORD = tl.constexpr(16)
 POISON = tl.constexpr(0xDEADBEEF)
 
@@ -56,14 +56,15 @@ def fields_of(table, act, ON_GPU: tl.constexpr):
     """All fields of an act, in their order."""
     if ON_GPU:
         at = table + act * FIELDS
-        return (
+        fields = (
             tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5),
             tl.load(at + 6), tl.load(at + 7), tl.load(at + 8), tl.load(at + 9), tl.load(at + 10),
             tl.load(at + 11), tl.load(at + 12), tl.load(at + 13), tl.load(at + 14), tl.load(at + 15),
             tl.load(at + 16), tl.load(at + 17), tl.load(at + 18),
         )  # fmt: skip
     else:
-        return host_fields(act)
+        fields = host_fields(act)  # type: ignore[assignment]
+    return fields
 
 
 @triton.jit
@@ -104,8 +105,8 @@ def note(record, kind, step, act, source, parity, at, expected, found):
 
 @triton.jit
 def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew, rank, step, act, lane,
-            live, column, owner, within, RANKS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
-    """Store this rank's words into its slot at every peer, now and then a fragment in two parts.
+            live, row, column, owner, within, RANKS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
+    """Store this rank's words into its slot at every peer, now and then in two parts.
 
     ``start``: the slot's first word. ``within`` [words]: places in a slot. Whole rows go to all; else columns
     go to their owner, or this rank's own columns to all.
@@ -114,15 +115,18 @@ def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew
         tl.store(own + stage + within, word, mask=live)
         word = tl.load(own + stage + within, mask=live, other=0, volatile=True)
     in_parts = torn(skew, rank, step, act, lane, ON_GPU)
+    first = column % 4 == 0
+    if in_parts > 1:
+        first = row < in_parts
     for i in tl.static_range(RANKS):
         # Each rank begins with another peer, so that nobody is always the last to be served.
         target = (rank + i) % RANKS
         goes = live & ((owner == tl.where(to_owners > 0, target, rank)) | (whole > 0))
         to = peer(peers, (target + turn) % RANKS) + start + within
-        if in_parts:
-            tl.store(to, word, mask=goes & (column % 4 == 0))
+        if in_parts > 0:
+            tl.store(to, word, mask=goes & first)
             delay(skew, rank, step, act, lane, 2 + i, ON_GPU)
-            tl.store(to, word, mask=goes & (column % 4 != 0))
+            tl.store(to, word, mask=goes & (first == 0))
         else:
             tl.store(to, word, mask=goes)
         delay(skew, rank, step, act, lane, 12 + i % 8, ON_GPU)
@@ -157,7 +161,7 @@ def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, 
         judged = due & (column % 4 == 0)
     if waits == 0:
         judged = due & (column < 0)
-    word, missing = arrived(own + (start + source * slots) + within, due, judged, spins, ON_GPU)
+    word, missing = arrived(own + (start + source * slots) + within, due, judged, spins * alive, ON_GPU)
     if pulled > 0:
         delay(skew, rank, step, act, lane, 24, ON_GPU)
         word = tl.load(peer(peers, source) + stage + within, mask=due, other=0, volatile=True)
@@ -192,16 +196,16 @@ def poll(peers, own, record, start, slots, stage, whole, to_owners, judge_all, w
     if relays >= 0:
         relayed = summed(seed, step, relays, index, RANKS, ON_GPU)
     word, alive = taken(
-        peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication, relayed,
-        relays, seed, alive, 0, parity, skew, rank, step, act, lane, spins, live, row, column, owner, within,
-        index, COLUMNS, ON_GPU,
+        peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
+        relayed, relays, seed, alive, 0, parity, skew, rank, step, act, lane, spins, live, row, column,
+        owner, within, index, COLUMNS, ON_GPU,
     )  # fmt: skip
     low, high, union = low_half(word), high_half(word), word
     for source in tl.static_range(1, RANKS):
         word, alive = taken(
             peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-            relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins, live, row, column,
-            owner, within, index, COLUMNS, ON_GPU,
+            relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins, live, row,
+            column, owner, within, index, COLUMNS, ON_GPU,
         )  # fmt: skip
         low += low_half(word)
         high += high_half(word)
@@ -256,8 +260,8 @@ def acts_kernel(
         last = act + tl.load(counts + i)
         while (act < last) & (alive > 0):
             (
-                verb, base, use, clears, advance, parities, rows, publication, relays, whole, to_owners, slots,
-                is_canonical, judge_all, folded, staged, turn, stage, pulled,
+                verb, base, use, clears, advance, parities, rows, publication, relays, whole, to_owners,
+                slots, is_canonical, judge_all, folded, staged, turn, stage, pulled,
             ) = fields_of(table, act, ON_GPU)  # fmt: skip
             tl.store(record + 10, step)
             tl.store(record + 11, act)
@@ -270,8 +274,10 @@ def acts_kernel(
                     carry = payload(seed, step, publication, rank, index, ON_GPU)
                 if is_canonical > 0:
                     carry = canonical(carry)
-                publish(peers, own, carry, start + rank * slots, stage, whole, to_owners, staged, turn, skew, rank,
-                        step, act, lane, live, column, owner, within, RANKS, ON_GPU)  # fmt: skip
+                publish(
+                    peers, own, carry, start + rank * slots, stage, whole, to_owners, staged, turn, skew,
+                    rank, step, act, lane, live, row, column, owner, within, RANKS, ON_GPU,
+                )  # fmt: skip
             elif verb == 4:
                 cleared = base + ((clears + step * advance) % parities) * (RANKS * ROWS * LANES * COLUMNS)
                 rearm(own, cleared, slots, tl.where(rows > 0, rows, batch), row, within, RANKS)

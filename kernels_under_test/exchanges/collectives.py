@@ -1,9 +1,11 @@
-"""Exchanges of real tensors over Lamport mailboxes: all-reduce in one and two shots, reduce-scatter, all-gather.
+"""Exchanges of real tensors over Lamport mailboxes: all-reduce in one and two shots, reduce-scatter,
+all-gather.
 
-Words are pairs of BF16 values in row order; a program has BLOCK of them, of every rank's mailbox. A mailbox is
-re-armed by its reader right after the poll, and calls that follow each other alternate between two parities,
-which the caller bakes in, as the subject's layers do (kimi_k3_ops.md, section 4.2). Sums are FP32 in rank order,
-rounded once, -0 made +0. Two shots: the owner of a part of each block sums it and sends the sum to all.
+Words are pairs of BF16 values in row order; a program has BLOCK of them, of every rank's mailbox. A mailbox
+is re-armed by its reader right after the poll, and calls that follow each other alternate between two
+parities, which the caller bakes in, as the subject's layers do (kimi_k3_ops.md, section 4.2). Sums are FP32
+in rank order, rounded once, -0 made +0. Two shots: the owner of a part of each block sums it and sends the
+sum to all.
 
 A wait is bounded: when it runs out, ``late`` counts it and the result is whatever was there.
 

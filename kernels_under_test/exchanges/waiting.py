@@ -26,6 +26,8 @@ from kernels_under_test.exchanges.words import asked, mixed, number
 
 # Fields of the skew table (int32): see validation.stress.skew.
 SEED, SHORT_EVERY, SHORT, LONG_EVERY, LONG, TORN_EVERY, RANK_EVERY, RANK_DELAY = range(8)
+# Places within an act: those from the first to before the second lie between two parts of a publication.
+BETWEEN_PARTS, OTHER_PHASES = tl.constexpr(2), tl.constexpr(12)
 EAGER_LOOKS = 20  # of an interpreted wait, before it sleeps between looks
 NAP = 1e-4  # seconds
 
@@ -60,13 +62,16 @@ def draw(skew, rank, step, act, lane, phase):
 @triton.jit
 def delay(skew, rank, step, act, lane, phase: tl.constexpr, ON_GPU: tl.constexpr):
     """Once in SHORT_EVERY up to SHORT ns, once in LONG_EVERY up to LONG ns; and, the same for all lanes of a
-    rank, once in RANK_EVERY up to RANK_DELAY ns."""
+    rank, once in RANK_EVERY up to RANK_DELAY ns. Between the parts of a publication there always is one."""
     if not ON_GPU:
         host_delay(rank, step, act, lane, phase)
     elif tl.load(skew + 1) > 0:
         h = draw(skew, rank, step, act, lane, phase)
         whole = draw(skew, rank, step, act, lane * 0, phase + 32)
-        span = tl.where(h % tl.load(skew + 1).to(tl.uint32) == 0, tl.load(skew + 2), 0)
+        every = tl.load(skew + 1).to(tl.uint32)
+        if phase >= BETWEEN_PARTS and phase < OTHER_PHASES:
+            every = every * 0 + 1
+        span = tl.where(h % every == 0, tl.load(skew + 2), 0)
         span = tl.where((h >> 4) % tl.load(skew + 3).to(tl.uint32) == 0, tl.load(skew + 4), span)
         length = ((h >> 8) % (span + 1).to(tl.uint32)).to(tl.int64)
         all_lanes = (whole % tl.load(skew + 6).to(tl.uint32)) == 0
@@ -79,10 +84,13 @@ def delay(skew, rank, step, act, lane, phase: tl.constexpr, ON_GPU: tl.constexpr
 
 @triton.jit
 def torn(skew, rank, step, act, lane, ON_GPU: tl.constexpr):
-    """Is this publication to arrive in two parts?"""
+    """Is this publication to arrive in two parts? 0: no; 1: the first word of each fragment comes first; n:
+    the first n rows do."""
     if ON_GPU:
         every = tl.load(skew + 5).to(tl.uint32)
-        parts = (every > 0) & (draw(skew, rank, step, act, lane, 31) % tl.maximum(every, 1) == 0)
+        h = draw(skew, rank, step, act, lane, 31)
+        parts = tl.where((every > 0) & (h % tl.maximum(every, 1) == 0), (h >> 8) % 128, 0).to(tl.int32)
+        parts = tl.where(parts > 64, 1, parts)
     else:
         parts = host_torn(rank, step, act, lane)
     return parts
@@ -98,6 +106,7 @@ def host_delay(rank: Any, step: Any, act: Any, lane: Any, phase: Any) -> None:
     every, short, rarely, long = HOST.skew[SHORT_EVERY : LONG + 1]
     if not every:
         return
+    every = 1 if BETWEEN_PARTS.value <= number(phase) < OTHER_PHASES.value else every
     at = f"{number(rank)} {number(step)} {number(act)} {number(phase)}"
     lanes, all_lanes = host_draw(f"{at} {number(lane)}"), host_draw(at)
     span = long if lanes.random() < 1 / rarely else short if lanes.random() < 1 / every else 0
@@ -109,10 +118,13 @@ def host_delay(rank: Any, step: Any, act: Any, lane: Any, phase: Any) -> None:
 
 
 @asked
-def host_torn(rank: Any, step: Any, act: Any, lane: Any) -> bool:
+def host_torn(rank: Any, step: Any, act: Any, lane: Any) -> int:
+    """``torn``, drawn in another way."""
     every = HOST.skew[TORN_EVERY]
-    at = f"torn {number(rank)} {number(step)} {number(act)} {number(lane)}"
-    return bool(every) and host_draw(at).random() < 1 / every
+    draw = host_draw(f"torn {number(rank)} {number(step)} {number(act)} {number(lane)}")
+    if not every or draw.random() >= 1 / every:
+        return 0
+    return 1 if draw.random() < 0.5 else draw.randrange(2, 64)
 
 
 @asked

@@ -97,7 +97,7 @@ def paired(low, high):
 
 
 def asked(function: Function) -> Function:
-    """Mark what an interpreted kernel calls of its host: the compiler passes over it, in branches not taken."""
+    """Mark what an interpreted kernel calls of its host: the compiler passes over it."""
     function.__triton_builtin__ = True  # type: ignore[attr-defined]
     return function
 

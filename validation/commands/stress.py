@@ -1,8 +1,8 @@
 """``lockstep stress``: real ranks exchange by the proved protocols, under skew, until a bound is reached.
 
-Exit status 0 if no exchange failed, every planted fault and drill was found, and the bound was reached; 1 for
-a wrong word, a hang, parted ranks or spoilt memory; 2 where a planted fault went unnoticed or the time was too
-short for the bound; 3 where ranks could not be started or died.
+Exit status 0 if no exchange failed, every planted fault and drill was found, and the bound was reached; 1
+for a wrong word, a hang, parted ranks or spoilt memory; 2 where a planted fault went unnoticed or the time
+was too short for the bound; 3 where ranks could not be started or died.
 
 What this catches and cannot catch: see ``validation.stress.campaign``.
 """
@@ -10,6 +10,7 @@ What this catches and cannot catch: see ``validation.stress.campaign``.
 from __future__ import annotations
 
 import argparse
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 
     folder = new_folder(options.report_dir or REPORTS, _hash(plan))
     results, interrupted = None, False
+    signal.signal(signal.SIGTERM, _interrupt)  # ranks and their memory are given back then, too
     try:
         results = carry_out(plan, lambda line: streams.say(f"lockstep: {line}"), options.kernels)
     except KeyboardInterrupt:
@@ -84,6 +86,10 @@ def main(options: argparse.Namespace, command: str) -> int:
     document = _document(plan, results, command)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _plan(options: argparse.Namespace) -> Plan:

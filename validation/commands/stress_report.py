@@ -1,4 +1,4 @@
-"""The report of ``lockstep stress``: cases, controls and details of its document, and its lines on a terminal.
+"""The report of ``lockstep stress``: cases, controls and details of its document, and its lines.
 
 What this catches: nothing; it shows what the run gave. What it cannot show: every lane's record; the document
 has the first of each run.
@@ -112,7 +112,8 @@ def lines(results: Results, document: Document) -> Iterator[str]:
         state = f"found after {control.after:,} exchanges" if control.found else "NOT FOUND"
         yield f"{control.fault.name:28} {control.fault.kind} {', '.join(control.fault.modes):12} {state}"
     for drill in results.drills:
-        yield f"{drill.kind:12} rank {drill.victim}: {'named' if drill.right else 'NOT named'} in {drill.seconds:.1f} s"
+        named = "named" if drill.right else "NOT named"
+        yield f"{drill.kind:12} rank {drill.victim}: {named} in {drill.seconds:.1f} s"
     found = sum(c.found for c in results.controls)
     yield f"negative controls: {found} of {len(results.controls)} planted faults found"
     yield from document.notes

@@ -1,8 +1,8 @@
 """How often may an exchange fail that has not failed yet, and how many exchanges say so.
 
-With no failure in n independent exchanges, the rate is below -ln(0.05) / n with 95 % confidence, which is the
-"rule of three": 3 / n (Hanley and Lippman-Hand, JAMA 249, 1983). With k failures the limit is the exact one of
-Poisson counts (Garwood 1936).
+With no failure in n independent exchanges, the rate is below -ln(0.05) / n with 95 % confidence, which is
+the "rule of three": 3 / n (Hanley and Lippman-Hand, JAMA 249, 1983). With k failures the limit is the exact
+one of Poisson counts (Garwood 1936).
 
 What this catches: a run too short for the reply that it is to vouch for. What it cannot say: how alike
 exchanges under stress are to those of a deployment; skew is there to make them worse, not alike.

@@ -4,8 +4,8 @@ Quiet runs come twice, skewed ones by launches of many steps and by one launch a
 GPU). All of the same seed must give the same hash after every step, on every rank: that is the contract of
 determinism (``CONTRACT``), tested over as many steps as the runs have in common.
 
-What this catches: see the stages. What it cannot catch: what needs more exchanges than there was time for; the
-bound says how many there were.
+What this catches: see the stages. What it cannot catch: what needs more exchanges than there was time for;
+the bound says how many there were.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from validation.report.schema import Verdict
 from validation.stress import bound, drills
-from validation.stress.crew import Crew
+from validation.stress.crew import KERNELS, Crew, Lost
 from validation.stress.drills import Drill
-from validation.stress.faults import Planted, fault_named
+from validation.stress.faults import Planted, controls
 from validation.stress.job import Answer, Job, Order
 from validation.stress.outcome import Outcome, first_difference
 from validation.stress.schedule import scheduled
 from validation.stress.script import exchanges
-from validation.stress.skew import QUIET, Skew, of, only
+from validation.stress.skew import QUIET, of, only
 
 CONTRACT = (
     "same seed, layers and batches give the same bits of state after every step: on every rank, when run "
@@ -35,7 +36,7 @@ CHUNK = {"cpu": 4, "cuda": 64}
 PATIENCE = {"cpu": 20.0, "cuda": 5.0}  # seconds of a wait in runs that should not fail
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
 REPLAYED = 4  # one in so many exchanges is made by one launch a kernel
-PLANTED_STEPS = {"cpu": 24, "cuda": 4096}  # until a planted fault counts as not found
+PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
 QUIET_SHARE = {"cpu": 0.2, "cuda": 0.15}  # of the skewed steps, run twice without skew
 KEPT = 0.1  # of the time: for what comes after the runs
 
@@ -106,14 +107,12 @@ class Results:
         if self.exchanges < self.plan.exchanges:
             rate = self.exchanges / max(sum(run.seconds for run in self.runs), 1e-9)
             more = (self.plan.exchanges - self.exchanges) / rate if self.exchanges else float("inf")
-            found.append(
-                f"{self.exchanges:,} of {self.plan.exchanges:,} exchanges in the time given; about {more:,.0f} s more "
-                "(--seconds) would do"
-            )
+            short = f"{self.exchanges:,} of {self.plan.exchanges:,} exchanges in the time given"
+            found.append(f"{short}; about {more:,.0f} s more (--seconds) would do")
         return found
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         if self.failures:
             return "fail"
         if self.errors:
@@ -125,13 +124,15 @@ def carry_out(plan: Plan, say: Callable[[str], None], kernels: str = "") -> Resu
     """All stages. Raises UserError where ranks cannot be started."""
     results = Results(plan)
     began = time.monotonic()
-    more = {"kernels": kernels} if kernels else {}
-    with Crew(plan.ranks, plan.lanes, plan.device, **more) as crew:
+    with Crew(plan.ranks, plan.lanes, plan.device, kernels or KERNELS) as crew:
         results.a_step = exchanges(scheduled(_job(plan, "count", 1), 0, crew.layout, None).variants[0])
         for stage in (_tensors, _controls, _runs, _drills):
             if results.errors:
                 break
-            stage(plan, crew, results, began + plan.seconds, say)
+            try:
+                stage(plan, crew, results, began + plan.seconds, say)
+            except Lost as lost:
+                results.errors.append(str(lost))
     results.seconds = time.monotonic() - began
     return results
 
@@ -172,8 +173,6 @@ def _tensors(plan: Plan, crew: Crew, results: Results, until: float, say: Callab
 
 def _controls(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:
     """Every mode with a protocol that is broken on purpose."""
-    from validation.stress.faults import controls
-
     for fault in controls(list(plan.modes), plan.every_fault):
         control = planted(plan, crew, fault)
         results.controls.append(control)
@@ -186,10 +185,11 @@ def _controls(plan: Plan, crew: Crew, results: Results, until: float, say: Calla
 def planted(plan: Plan, crew: Crew, fault: Planted) -> Control:
     """Run one broken protocol under the first mode that it is the control of."""
     device = plan.device
-    steps = PLANTED_STEPS[device]
+    steps = fault.steps if device == "cpu" else PLANTED_STEPS
+    chunk = max(1, min(CHUNK[device], steps // 6))
     job = Job(
-        fault.name, fault.layers, plan.plan, fault.batches, True, steps, max(1, min(CHUNK[device], steps // 6)),
-        plan.seed, fault.launched, _skew_of(fault, device, plan.seed), fault.name, IMPATIENCE[device],
+        fault.name, fault.layers, plan.plan, fault.batches, True, steps, chunk, plan.seed,
+        fault.launched, only(fault.modes[0], device, plan.seed), fault.name, IMPATIENCE[device],
     )  # fmt: skip
     outcome = crew.run(job)
     said = outcome.failures(crew.layout)
@@ -203,10 +203,6 @@ def planted(plan: Plan, crew: Crew, fault: Planted) -> Control:
     if outcome.deaths:
         crew.restart()
     return control
-
-
-def _skew_of(fault: Planted, device: str, seed: int) -> Skew:
-    return only(fault.modes[0], device, seed)
 
 
 def _found_after(outcome: Outcome, crew: Crew, fault: Planted) -> int:
@@ -292,6 +288,3 @@ def bound_words(results: Results) -> str:
     said = bound.words(results.exchanges, 0)
     tokens = bound.reply_vouched_for(results.exchanges, results.a_step, 1.0)
     return f"{said}; less than one failure in a reply of {tokens:,} tokens"
-
-
-__all__ = ["Plan", "Results", "carry_out", "fault_named"]

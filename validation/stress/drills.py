@@ -1,4 +1,4 @@
-"""Drills of the watchdog: a rank that withholds a publication, and a rank that is killed, at places drawn anew.
+"""Drills of the watchdog: a rank that withholds a publication, one that is killed, at places drawn anew.
 
 What this catches: a hang or a death that does not end in a verdict in time, or with another culprit. What it
 cannot catch: hangs of a kind that no drill has.

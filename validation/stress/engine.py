@@ -98,7 +98,8 @@ class Engine:
 
         lanes, job = self.setup.lanes, self.job
         return Buffers(
-            words(table), words(s.starts), words(s.counts), words(s.batches), words([0, 0]), words(job.skew.row()),
+            words(table), words(s.starts), words(s.counts), words(s.batches), words([0, 0]),
+            words(job.skew.row()),
             torch.zeros(lanes * ROWS * COLUMNS, dtype=torch.int32, device=self.device),
             torch.zeros(job.chunk, lanes, dtype=torch.int32, device=self.device),
         )  # fmt: skip
@@ -127,6 +128,8 @@ class Engine:
             done += steps
             self._harm(done)
             self.control[memory.STEP] = done
+            if job.fault and bool(self.records[:, 1].any()):
+                self.shared.control[:, memory.STOP] = 1  # what was planted is found: nobody need go on
             beat(done)
         seconds = time.monotonic() - began
         polls = int(self.records[:, 9].min())

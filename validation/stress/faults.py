@@ -19,6 +19,7 @@ from validation.sync.fault import Edit
 from validation.sync.faults import FAULTS as PROVED
 
 VICTIM = 1  # the rank that errs
+WATCHDOG = ("watchdog",)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Planted:
     once: bool = False
     memory: str = ""
     rows: int = 0
-    steps: int = 24
+    steps: int = 120
     launched: bool = False
 
 
@@ -110,7 +111,7 @@ FAULTS = (
     _proved("oproj_never_rearmed", ("delays",), "LL"),
     _proved("oproj_not_canonical", ("payloads",), "LL"),
     _proved("ring_not_canonical", ("payloads",), "RRR"),
-    _proved("clears_size_of_this_call", ("batches",), "R", batches=(64, 8, 8, 64)),
+    _proved("clears_size_of_this_call", ("batches",), "R", batches=(64, 8, 8)),
     _proved("stage_restarts_each_step", ("batches",), "R"),
     _proved("tail_two_parities_odd_count", ("delays",), "KKK"),
     _proved("tail_never_rearms", ("batches",), "R"),
@@ -120,28 +121,18 @@ FAULTS = (
     Planted("rank_with_fewer_rows", "F40", ("batches",), "RR", (8,), rows=4, since=3),
     Planted("rank_takes_two_shot", "F40", ("batches",), "LL", (8,), rows=64, since=3),
     Planted(
-        "rank_commits_another_token", "F49", ("hashes",), "RR", (8,), change=_of_victim(_other_token), since=3
+        "rank_commits_another_token", "F49", ("payloads",), "RR", change=_of_victim(_other_token), since=3
     ),
     Planted("flag_before_data", "F37", ("fragments",), "LL", (16,), change=_flag_first),
     Planted("input_read_by_peers", "F38", ("overwritten",), "LL", (8,), change=_pulled),
     Planted("stale_epoch", "F39", ("delays",), "RRR", change=_of_victim(_stale_epoch), since=2),
     Planted("wrong_peer", "F39", ("payloads",), "LL", (64,), change=_of_victim(_wrong_peer), since=3),
-    Planted(
-        "layer_skipped_on_one_rank",
-        "F40",
-        ("watchdog",),
-        "LLLL",
-        change=_of_victim(_skip_layer),
-        since=3,
-        once=True,
-    ),
-    Planted(
-        "publication_missing", "F40", ("watchdog",), "DKA", change=_of_victim(_silent), since=3, once=True
-    ),
+    Planted("layer_skipped_on_one_rank", "F40", WATCHDOG, "LLLL", change=_of_victim(_skip_layer), since=3),
+    Planted("publication_missing", "F40", WATCHDOG, "DKA", change=_of_victim(_silent), since=3, once=True),
     Planted("refilled_after_idle", "F47", ("idle",), "LL", memory="refilled"),
     Planted("step_baked_at_capture", "F44", ("replay",), "LL", memory="clock_frozen", launched=True),
-    Planted("state_of_one_rank_flipped", "F49", ("hashes",), "LL", memory="state_flipped"),
-    Planted("row_too_many", "F46", ("canaries",), "LL", change=_row_too_many, since=1, once=True),
+    Planted("state_of_one_rank_flipped", "F49", ("hashes",), "LL", memory="state_flipped", steps=24),
+    Planted("row_too_many", "F46", ("canaries",), "LL", change=_row_too_many, since=1, once=True, steps=24),
 )
 
 

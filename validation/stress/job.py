@@ -75,8 +75,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Order:
-    """What the parent says: ``job`` (fill), ``go``, ``audit`` (after so many steps), ``compare`` (real tensors;
-    with NCCL's times if ``steps`` is 1), ``end``."""
+    """What the parent says: ``job`` (fill), ``go``, ``audit`` (after so many steps), ``compare`` (real
+    tensors; with NCCL's times if ``steps`` is 1), ``end``."""
 
     what: str
     job: Job | None = None

@@ -102,7 +102,7 @@ def on_gpu(layout: Layout, rank: int) -> Mailboxes:
 
         device = torch.device("cuda", rank)
         own = symmetric.empty(layout.words, dtype=torch.int32, device=device)
-        handle = symmetric.rendezvous(own, dist.group.WORLD.group_name)
+        handle = symmetric.rendezvous(own, dist.group.WORLD.group_name)  # type: ignore[union-attr]
         peers = torch.tensor(
             [int(address) for address in handle.buffer_ptrs], dtype=torch.int64, device=device
         )

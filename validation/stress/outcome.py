@@ -124,6 +124,8 @@ class Outcome:
             for answer in self.answers
             for record in answer.records
         ]
+        if self.job.fault and any(fault.kind == WRONG for fault in found):
+            found = [fault for fault in found if fault.kind == WRONG]  # the rest were told to stop
         return sorted(found, key=lambda fault: (fault.step, fault.order, fault.rank))
 
     def schedules(self, layout: Layout) -> list[Schedule]:
@@ -144,7 +146,8 @@ class Outcome:
         if number < 0:
             return f"; last seen after step {step}"
         act = schedules[rank].act(number)
-        return f"; last seen in step {step}, layer {act.layer}, {act.exchange} ({act.verb}), parity {act.parity(step)}"
+        place = f"step {step}, layer {act.layer}, {act.exchange} ({act.verb}), parity {act.parity(step)}"
+        return f"; last seen in {place}"
 
     def blamed(self, layout: Layout) -> int | None:
         """The rank to blame: one that is gone, else the source that the first wait missed."""
@@ -157,12 +160,12 @@ def _fault(rank: int, record: list[int], schedule: Schedule) -> Fault:
     lane, wrong, kind, step, number, source, parity, index, expected, found = record[:10]
     act = schedule.act(number)
     return Fault(
-        rank, lane, kind, step, _position(act.key, schedule, step, number), act.layer, act.exchange, act.kernel,
+        rank, lane, kind, step, _position(schedule, step, number), act.layer, act.exchange, act.kernel,
         source, parity, index, expected, found, wrong,
     )  # fmt: skip
 
 
-def _position(key: int, schedule: Schedule, step: int, number: int) -> int:
+def _position(schedule: Schedule, step: int, number: int) -> int:
     """Waits before this one in its step: an order that all ranks share, whatever else they leave out."""
     first = schedule.offsets[schedule.variant_of[step]]
     steps = schedule.variants[schedule.variant_of[step]]

@@ -66,9 +66,8 @@ def _engine(setup: Setup) -> Any:
         import torch.distributed as dist
 
         if setup.rank >= torch.cuda.device_count():
-            raise UserError(
-                f"--ranks {setup.ranks}: there are {torch.cuda.device_count()} GPUs here; a rank needs its own"
-            )
+            found = torch.cuda.device_count()
+            raise UserError(f"--ranks {setup.ranks}: there are {found} GPUs here; a rank needs its own")
         torch.cuda.set_device(setup.rank)
         dist.init_process_group(
             "nccl", init_method=f"file://{setup.store}", rank=setup.rank, world_size=setup.ranks,

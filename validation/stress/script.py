@@ -154,7 +154,8 @@ def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, l
         base=layout.base(exchange.alias or exchange.name), spread=SPREADS[exchange.name],
         use=use % exchange.parities, clears=_cleared(exchange, site, use), advance=advance,
         parities=exchange.parities, rows=rows, key=_key(exchange.name, origin.layer),
-        relays=_key(relayed, origin.layer) if relayed else -1, flags=flags, slot=layout.slot, stage=layout.base(STAGE),
+        relays=_key(relayed, origin.layer) if relayed else -1, flags=flags,
+        slot=layout.slot, stage=layout.base(STAGE),
     )  # fmt: skip
 
 

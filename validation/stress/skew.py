@@ -1,4 +1,4 @@
-"""What disturbs a run: delays at every act, torn fragments, overwritten inputs, jitter, idle gaps, neighbours.
+"""What disturbs a run: delays at every act, torn publications, overwritten inputs, jitter, neighbours.
 
 Delays inside kernels are drawn from a hash of (seed, rank, step, act, lane, place); those of the host from a
 generator seeded by (seed, rank). Lengths in ns inside kernels, in seconds on the host.
@@ -48,7 +48,7 @@ QUIET = Skew()
 # a hundred times as long.
 MEASURES = {
     "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True),
-    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 4, True, 0.01, 0.2, True, True),
+    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 2, True, 0.01, 0.2, True, True),
 }
 DELAYS = ("short_every", "short", "long_every", "long", "rank_every", "rank")
 # Which fields each mode turns on; replay and the checks that always run have none.
@@ -60,7 +60,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "idle": ("idle", "jitter"),
     "cold": ("cold",),
     "jitter": ("jitter",),
-    "batches": DELAYS,
+    "batches": ("torn_every", *DELAYS),
     "payloads": (),
     "replay": (),
     "hashes": (),
