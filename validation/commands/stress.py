@@ -133,6 +133,8 @@ def _exchanges(options: argparse.Namespace, layers: str) -> int:
     from validation.sync.kimi_k3 import subject
     from validation.sync.setting import Setting
 
+    if options.exchanges is not None and options.exchanges < 1:
+        raise UserError(f"--exchanges {options.exchanges}: at least 1")
     if options.reply is None:
         return options.exchanges or EXCHANGES[options.tier][options.device]
     if options.reply < 1:
