@@ -151,7 +151,7 @@ def arrived(at, live, judged, spins, ON_GPU: tl.constexpr):
 
 @triton.jit
 def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-          relayed, relays, seed, alive, source: tl.constexpr, parity, skew, rank, step, act, lane, spins,
+          relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins,
           live, row, column, owner, within, index, COLUMNS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
     """Wait for one source's words and compare them: the words (0 where none are due), and whether they
     came."""
@@ -201,7 +201,7 @@ def poll(peers, own, record, start, slots, stage, whole, to_owners, judge_all, w
         owner, within, index, COLUMNS, ON_GPU,
     )  # fmt: skip
     low, high, union = low_half(word), high_half(word), word
-    for source in tl.static_range(1, RANKS):
+    for source in range(1, RANKS):
         word, alive = taken(
             peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
             relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins, live, row,

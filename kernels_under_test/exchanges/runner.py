@@ -24,13 +24,13 @@ def prepare(patience: float, stopped: Callable[[], bool], skew: list[int], table
     from kernels_under_test.exchanges import waiting
 
     if device == "cpu":
-        _words_may_wrap()
+        words_may_wrap()
     waiting.HOST.patience, waiting.HOST.stopped = patience, stopped
     waiting.HOST.skew, waiting.HOST.table = skew, table
     return device
 
 
-def _words_may_wrap() -> None:
+def words_may_wrap() -> None:
     """Hashes wrap on purpose; the interpreter's check of each sum and product is half of its time."""
     from triton.runtime.interpreter import interpreter_builder
 

@@ -1,0 +1,62 @@
+"""Compile the exchange kernels for Hopper as the stress engine launches them; one JSON object a line.
+
+    LOCKSTEP_DEVICE=cuda python tests/kernels_under_test/compile_exchanges.py
+
+What this catches: a kernel that compiles in the interpreter's reading alone, spills, or polls by loads that a
+compiler may hoist. What it cannot catch: results, and what the memory system does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import triton
+from compile_kernels import resource_usage
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels_under_test.exchanges import collectives
+from kernels_under_test.exchanges.acts import acts_kernel
+from kernels_under_test.exchanges.runner import WARPS
+
+SCALARS = ("rank", "seed", "steps", "spins", "logs", "start", "gather", "slot_words", "words")
+ALIGNED = ("start", "gather", "slot_words", "words")
+UNALIGNED = ("starts", "counts", "batches")
+
+
+def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, Any]:
+    """Registers, stack, and the instructions that matter of one kernel."""
+    types, attributes = {}, {}
+    for position, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            types[name] = "constexpr"
+        elif name in SCALARS:
+            types[name] = "i32"
+        else:
+            types[name] = "*i64" if name == "peers" else "*i32"
+        if types[name] == "i32" and name not in ALIGNED or name in UNALIGNED or parameter.is_constexpr:
+            continue
+        attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    usage, code = resource_usage(binary.asm["cubin"]), binary.asm["ptx"]
+    return {
+        "kernel": kernel.fn.__name__,
+        "ranks": constants["RANKS"],
+        "registers": usage["REG"],
+        "stack": usage["STACK"],
+        "volatile": sorted(set(re.findall(r"ld\.volatile\.global\S*\.b32", code))),
+        "fences": code.count("fence.acq_rel.sys"),
+    }
+
+
+if __name__ == "__main__":
+    for ranks in (2, 8):
+        shape = {"ROWS": 64, "COLUMNS": 32, "LANES": 112, "CHUNK_COLUMNS": 32 // ranks}
+        shape |= {"THREADS": 32 * WARPS, "RANKS": ranks, "ON_GPU": True}
+        print(json.dumps(compiled(acts_kernel, shape, WARPS)), flush=True)
+        for kernel in (*collectives.KERNELS.values(), collectives.two_shot_kernel):
+            print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
