@@ -1,5 +1,5 @@
-"""The sessions: ``kernels``, ``step``, ``sync`` and ``evals`` (the main jobs), ``tests`` and ``lint``.
-Arguments after ``--`` go to the command.
+"""The sessions: ``kernels``, ``step``, ``sync``, ``stress`` and ``evals`` (the main jobs), ``tests`` and
+``lint``. Arguments after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -42,6 +42,12 @@ def step(session: nox.Session) -> None:
 def sync(session: nox.Session) -> None:
     """Prove the subject's mailbox protocols and find all planted faults, for 2 and 3 ranks by default."""
     run(session, "-m", "validation", "sync", *(session.posargs or ("--ranks", "2", "3")))
+
+
+@nox.session(venv_backend="none")
+def stress(session: nox.Session) -> None:
+    """Exchange between real ranks under skew: quick tier on the CPU, unless arguments say otherwise."""
+    run(session, "-m", "validation", "stress", *session.posargs)
 
 
 @nox.session(venv_backend="none")

@@ -26,6 +26,7 @@ from kernels_under_test.exchanges.waiting import delay, host_fields, host_waits,
 from kernels_under_test.exchanges.words import (
     SENTINEL,
     canonical,
+    due,
     high_half,
     low_half,
     mixed,
@@ -80,10 +81,10 @@ def fence(ON_GPU: tl.constexpr, THREADS: tl.constexpr):
 @triton.jit
 def summed(seed, step, publication, index, RANKS: tl.constexpr, ON_GPU: tl.constexpr):
     """The word that every rank must make of all ranks' payloads."""
-    first = canonical(payload(seed, step, publication, 0, index, ON_GPU))
+    first = due(seed, step, publication, 0, index, ON_GPU)
     low, high = low_half(first), high_half(first)
     for source in tl.static_range(1, RANKS):
-        word = canonical(payload(seed, step, publication, source, index, ON_GPU))
+        word = due(seed, step, publication, source, index, ON_GPU)
         low += low_half(word)
         high += high_half(word)
     return paired(low, high)
@@ -155,20 +156,20 @@ def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, 
           live, row, column, owner, within, index, COLUMNS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
     """Wait for one source's words and compare them: the words (0 where none are due), and whether they
     came."""
-    due = live & ((owner == tl.where(to_owners > 0, rank, source)) | (whole > 0))
-    judged = due
+    mine = live & ((owner == tl.where(to_owners > 0, rank, source)) | (whole > 0))
+    judged = mine
     if judge_all == 0:
-        judged = due & (column % 4 == 0)
+        judged = mine & (column % 4 == 0)
     if waits == 0:
-        judged = due & (column < 0)
-    word, missing = arrived(own + (start + source * slots) + within, due, judged, spins * alive, ON_GPU)
+        judged = mine & (column < 0)
+    word, missing = arrived(own + (start + source * slots) + within, mine, judged, spins * alive, ON_GPU)
     if pulled > 0:
         delay(skew, rank, step, act, lane, 24, ON_GPU)
-        word = tl.load(peer(peers, source) + stage + within, mask=due, other=0, volatile=True)
+        word = tl.load(peer(peers, source) + stage + within, mask=mine, other=0, volatile=True)
     expected = relayed
     if relays < 0:
-        expected = canonical(payload(seed, step, publication, source, index, ON_GPU))
-    different = due & (word != expected)
+        expected = due(seed, step, publication, source, index, ON_GPU)
+    different = mine & (word != expected)
     count = tl.sum(different.to(tl.int32), 0)
     if missing > 0:
         first = tl.min(tl.where(judged & (word == SENTINEL), row * COLUMNS + column, 1 << 30), 0)

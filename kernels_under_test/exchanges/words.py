@@ -64,6 +64,16 @@ def payload(seed, step, publication, source, index, ON_GPU: tl.constexpr):
 
 
 @triton.jit
+def due(seed, step, publication, source, index, ON_GPU: tl.constexpr):
+    """What must arrive of that payload: its canonical words, drawn as ``payload`` draws them."""
+    if ON_GPU:
+        word = canonical(drawn(seed, step, publication, source, index))
+    else:
+        word = host_due(seed, step, publication, source, index)
+    return word
+
+
+@triton.jit
 def canonical(word):
     """+0 for -0 in either half."""
     word = tl.where((word & LOW) == NEGATIVE_ZERO, word & HIGH, word)
@@ -128,6 +138,23 @@ def drawn_words(seed: int, step: int, publication: int, source: int, index: Any)
     kinds = word[hard] & 7
     word[hard[kinds < 6]] = values[kinds[kinds < 6]]
     return word
+
+
+def canonical_words(word: Any) -> Any:
+    """``canonical`` of a numpy array of uint32."""
+    word[(word & 0xFFFF) == 0x8000] &= 0xFFFF0000
+    word[(word & 0xFFFF0000) == 0x80000000] &= 0xFFFF
+    return word
+
+
+@asked
+def host_due(seed: Any, step: Any, publication: Any, source: Any, index: Any) -> Any:
+    """What an interpreted kernel expects."""
+    from triton.runtime.interpreter import TensorHandle
+
+    words = drawn_words(number(seed), number(step), number(publication), number(source), index.handle.data)
+    words = canonical_words(words)
+    return tl.core.tensor(TensorHandle(words, tl.uint32), index.type)
 
 
 @asked

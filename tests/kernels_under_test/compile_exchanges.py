@@ -37,9 +37,9 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, An
             types[name] = "i32"
         else:
             types[name] = "*i64" if name == "peers" else "*i32"
-        if types[name] == "i32" and name not in ALIGNED or name in UNALIGNED or parameter.is_constexpr:
-            continue
-        attributes[(position,)] = [["tt.divisibility", 16]]
+        pointer = types[name].startswith("*") and name not in UNALIGNED
+        if pointer or name in ALIGNED:
+            attributes[(position,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     usage, code = resource_usage(binary.asm["cubin"]), binary.asm["ptx"]

@@ -92,3 +92,12 @@ def test_sums_are_rounded_as_torch_rounds_and_nan_is_one_pattern() -> None:
     expected[0, 0] = 0x7FFF
     expected[1, 0] = 0
     assert torch.equal(out.view(torch.int16).view(N, 2), expected)
+
+
+def test_the_host_expects_what_a_writer_makes_canonical() -> None:
+    raw = words.drawn_words(3, 1, 4, 1, np.arange(N, dtype=np.uint32))
+    x, out = torch.from_numpy(raw.view(np.int32).copy()), torch.zeros(N, dtype=torch.int32)
+    canonical_kernel[1,](x, out, N=N)
+    twin = words.canonical_words(raw.copy()).view(np.int32)
+    assert torch.equal(out, torch.from_numpy(twin.copy()))
+    assert not torch.equal(out, x)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 LANES = {"cpu": 1, "cuda": 112}
 LAYERS = {"cpu": "DKA", "cuda": "D" + "KKAK" * 23}
 EXCHANGES = {"quick": {"cpu": 2_000, "cuda": 2_000_000}, "full": {"cpu": 10_000, "cuda": 20_000_000}}
-SECONDS = {"quick": {"cpu": 110.0, "cuda": 90.0}, "full": {"cpu": 900.0, "cuda": 290.0}}
+SECONDS = {"quick": {"cpu": 115.0, "cuda": 90.0}, "full": {"cpu": 900.0, "cuda": 290.0}}
+REPEATS = {"quick": 16, "full": 500}  # decode steps walked again
 RISK = 1.0
 MOST_RANKS = {"cpu": 4, "cuda": 8}
 
@@ -57,6 +58,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--all-faults", action="store_true", help="plant every fault, not one for each mode")
     add("--trials", type=int, default=1, metavar="N", help="hangs and kills to be named (default: 1 each)")
+    add(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="walk decode steps again (default: torch)",
+    )
     add("--time", action="store_true", help="time exchanges of real tensors beside NCCL (GPUs)")
     add("--kernels", default="", metavar="MODULE", help=argparse.SUPPRESS)
     add("--list", action="store_true", help="list modes and faults")
@@ -107,6 +115,13 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.risk <= 0 or options.trials < 0 or not 0 <= options.seed < 2**31:
         raise UserError("--risk must be above 0, --trials at least 0, --seed from 0 to 2147483647")
     choose_device(device)
+    if options.backend and device == "cuda":
+        raise UserError("--backend: decode steps are walked on a CPU; leave out --device cuda")
+    backends = tuple(options.backend or ("torch",)) if device == "cpu" else ()
+    if backends and "hashes" in (options.mode or MODES):
+        from validation import providers
+
+        providers.load(list(backends), [], "cpu")
     if device == "cuda":
         _need_gpus(options.ranks)
     layers, batches = options.layers or LAYERS[device], tuple(options.batches or BATCHES)
@@ -121,7 +136,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         device, options.ranks, lanes, layers, _exchanges(options, layers),
         options.seconds or SECONDS[tier][device], tuple(options.mode or MODES), batches=batches,
         seed=options.seed, every_fault=options.all_faults or (device == "cuda"), trials=options.trials,
-        timed=options.time,
+        timed=options.time, backends=backends, repeats=REPEATS[tier],
     )  # fmt: skip
 
 

@@ -92,6 +92,7 @@ def details(results: Results) -> dict[str, Any]:
         "contract": CONTRACT,
         "compared_steps": results.compared,
         "timed_us": results.timed,
+        "decode_steps_repeated": {r.backend: r.steps for r in results.repeats if not r.parted},
         "tensors": results.tensors[0].exchanges if results.tensors else 0,
     }
 
@@ -106,6 +107,9 @@ def lines(results: Results, document: Document) -> Iterator[str]:
         yield f"{run.job.name:12} {run.steps:9,} steps {run.exchanges:12,} exchanges {each:10,.1f} us each"
     for name, steps in results.compared.items():
         yield f"{name:12} bit-equal to the quiet run over {steps:,} steps, on every rank"
+    for repeat in results.repeats:
+        words = "bit-equal, twice and under load" if not repeat.parted else repeat.parted[0]
+        yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}"
     for name, us in results.timed.items():
         yield f"{name:32} {us:8.2f} us"
     for control in results.controls:

@@ -21,6 +21,7 @@ from validation.stress.drills import Drill
 from validation.stress.faults import Planted, controls
 from validation.stress.job import Answer, Job, Order
 from validation.stress.outcome import Outcome, first_difference
+from validation.stress.repeats import Repeat, repeated
 from validation.stress.schedule import scheduled
 from validation.stress.script import exchanges
 from validation.stress.skew import QUIET, of, only
@@ -35,7 +36,7 @@ PILOT = {"cpu": 2, "cuda": 40}  # steps
 CHUNK = {"cpu": 4, "cuda": 64}
 PATIENCE = {"cpu": 20.0, "cuda": 5.0}  # seconds of a wait in runs that should not fail
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
-REPLAYED = 4  # one in so many exchanges is made by one launch a kernel
+REPLAYED = {"cpu": 8, "cuda": 4}  # one in so many exchanges is made by one launch a kernel
 PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
 QUIET_SHARE = {"cpu": 0.2, "cuda": 0.15}  # of the skewed steps, run twice without skew
 KEPT = 0.1  # of the time: for what comes after the runs
@@ -43,7 +44,10 @@ KEPT = 0.1  # of the time: for what comes after the runs
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do. ``exchanges``: that must pass without a failure. ``seconds``: for all stages together."""
+    """What to do. ``exchanges``: that must pass without a failure. ``seconds``: for all stages together.
+
+    ``backends``: providers whose whole decode steps are walked again, over ``repeats`` steps.
+    """
 
     device: str
     ranks: int
@@ -58,6 +62,8 @@ class Plan:
     every_fault: bool = False
     trials: int = 1
     timed: bool = False
+    backends: tuple[str, ...] = ()
+    repeats: int = 0
 
 
 @dataclass
@@ -81,6 +87,7 @@ class Results:
     controls: list[Control] = field(default_factory=list)
     drills: list[Drill] = field(default_factory=list)
     tensors: list[Answer] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
@@ -104,6 +111,7 @@ class Results:
         found += [
             f"{d.kind} of rank {d.victim}: not named in time: {d.words}" for d in self.drills if not d.right
         ]
+        found += [f"{r.backend}: a flipped bit went unnoticed" for r in self.repeats if not r.noticed]
         if self.exchanges < self.plan.exchanges:
             rate = self.exchanges / max(sum(run.seconds for run in self.runs), 1e-9)
             more = (self.plan.exchanges - self.exchanges) / rate if self.exchanges else float("inf")
@@ -133,8 +141,18 @@ def carry_out(plan: Plan, say: Callable[[str], None], kernels: str = "") -> Resu
                 stage(plan, crew, results, began + plan.seconds, say)
             except Lost as lost:
                 results.errors.append(str(lost))
+    _repeats(plan, results, say)
     results.seconds = time.monotonic() - began
     return results
+
+
+def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
+    """Whole decode steps of each backend, walked again and under load."""
+    for backend in plan.backends if "hashes" in plan.modes else ():
+        repeat = repeated(backend, plan.repeats, plan.seed)
+        results.repeats.append(repeat)
+        results.failures += repeat.parted
+        say(f"decode steps by {backend}: {repeat.steps} steps, {repeat.parted or 'bit-equal'}")
 
 
 def _job(plan: Plan, name: str, steps: int, **more: object) -> Job:
@@ -227,7 +245,7 @@ def _runs(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[
     wanted = -(-plan.exchanges // fewest)
     affordable = max(1, int(budget / per_step / (1 + 2 * QUIET_SHARE[plan.device])))
     steps = min(wanted, affordable)
-    replayed = max(1, steps // REPLAYED) if "replay" in plan.modes else 0
+    replayed = max(1, steps // REPLAYED[plan.device]) if "replay" in plan.modes else 0
     jobs = {"skewed": _job(plan, "skewed", max(1, steps - replayed), skew=skew)}
     if replayed:
         jobs["replayed"] = _job(plan, "replayed", replayed, skew=skew, launched=True)

@@ -117,7 +117,7 @@ FAULTS = (
     _proved("tail_never_rearms", ("batches",), "R"),
     _proved("oproj_judged_by_one_word", ("fragments",), "LL"),
     _proved("ring_judged_by_one_word", ("fragments",), "RRR"),
-    _proved("mailbox_not_filled", ("cold",), "LL", memory="not_filled"),
+    _proved("mailbox_not_filled", ("cold",), "LL", memory="not_filled", steps=24),
     Planted("rank_with_fewer_rows", "F40", ("batches",), "RR", (8,), rows=4, since=3),
     Planted("rank_takes_two_shot", "F40", ("batches",), "LL", (8,), rows=64, since=3),
     Planted(

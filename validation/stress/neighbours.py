@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SIDE, PRODUCTS = 2048, 1000  # on a GPU: some 30 us each
-CPU_SIDE, SHARE = 192, 0.2  # on a CPU: of the time
+CPU_SIDE, SHARE = 192, 0.1  # on a CPU: of the time
 
 
 class Neighbours:

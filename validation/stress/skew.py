@@ -48,7 +48,7 @@ QUIET = Skew()
 # a hundred times as long.
 MEASURES = {
     "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True),
-    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 2, True, 0.01, 0.2, True, True),
+    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 3, True, 0.01, 0.2, True, True),
 }
 DELAYS = ("short_every", "short", "long_every", "long", "rank_every", "rank")
 # Which fields each mode turns on; replay and the checks that always run have none.

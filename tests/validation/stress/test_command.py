@@ -105,7 +105,7 @@ def test_more_ranks_than_gpus_is_one_line(
 
 
 def test_no_symmetric_memory_is_one_line() -> None:
-    with pytest.raises(UserError, match="no symmetric memory between these GPUs: .*one host"):
+    with pytest.raises(UserError, match=r"no symmetric memory between these GPUs: .*one host"):
         memory.on_gpu(layout(reaches(subject()), 2, 1), 0)
 
 

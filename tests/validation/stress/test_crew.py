@@ -56,8 +56,8 @@ def test_real_tensors_are_exchanged_right_bit_for_bit(crew: Crew) -> None:
         assert answer.exchanges == 16
 
 
-# One of each way to be found: a stale word, an early one, a hang, an overwritten input, a flag taken for data,
-# parted hashes, a canary, a baked step.
+# One of each way to be found: a stale word, an early one, a hang, an overwritten input, a flag taken for
+# data, parted hashes, a canary, a baked step.
 TRIED = (
     "oproj_never_rearmed",
     "gather_not_polled",

@@ -32,9 +32,8 @@ def test_the_earliest_wait_names_the_culprit_whoever_reports_first() -> None:
 def test_a_rank_that_is_gone_is_to_blame_whatever_the_others_miss() -> None:
     found = outcome(Answer("done", 0, records=[hang(2, 1, 1)]), deaths=(Death(1, -9),))
     assert found.blamed(BOXES) == 1
-    assert found.failures(BOXES)[0] == (
-        "rank 1 was killed by SIGKILL; missed first by rank 0, step 2, layer 0, oproj in OprojConsumer, parity 0"
-    )
+    place = "rank 0, step 2, layer 0, oproj in OprojConsumer, parity 0"
+    assert found.failures(BOXES)[0] == f"rank 1 was killed by SIGKILL; missed first by {place}"
 
 
 def test_a_killed_rank_goes_before_one_that_failed_because_of_it() -> None:
