@@ -113,8 +113,11 @@ def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew
     go to their owner, or this rank's own columns to all.
     """
     if staged > 0:
+        # Another thread may read a word than wrote it: the compiler chooses for each access by itself.
         tl.store(own + stage + within, word, mask=live)
+        tl.debug_barrier()
         word = tl.load(own + stage + within, mask=live, other=0, volatile=True)
+        tl.debug_barrier()
     in_parts = torn(skew, rank, step, act, lane, ON_GPU)
     first = column % 4 == 0
     if in_parts > 1:
@@ -270,6 +273,8 @@ def acts_kernel(
             parity = (use + step * advance) % parities
             start = tl.multiple_of(base + parity * (RANKS * ROWS * LANES * COLUMNS), 16)
             if verb == 1:
+                # All threads' re-arms come before any thread's publication.
+                tl.debug_barrier()
                 fence(ON_GPU, THREADS)
                 if relays < 0:
                     carry = payload(seed, step, publication, rank, index, ON_GPU)
