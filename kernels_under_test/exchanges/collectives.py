@@ -39,8 +39,8 @@ def mailbox(peers, rank):
 
 
 @triton.jit
-def received(at, live, late, spins, ON_GPU: tl.constexpr):
-    """Words once none is the sentinel; the mailbox is re-armed."""
+def waited(at, live, late, spins, ON_GPU: tl.constexpr):
+    """Words once none is the sentinel."""
     word = tl.load(at, mask=live, other=0, volatile=True)
     missing = tl.sum((word == SENTINEL).to(tl.int32), 0)
     tries = 0
@@ -52,6 +52,13 @@ def received(at, live, late, spins, ON_GPU: tl.constexpr):
             tries = host_waits(tries, spins)
     if missing > 0:
         tl.atomic_add(late, 1)
+    return word
+
+
+@triton.jit
+def received(at, live, late, spins, ON_GPU: tl.constexpr):
+    """Words once none is the sentinel; the mailbox is re-armed."""
+    word = waited(at, live, late, spins, ON_GPU)
     tl.store(at, tl.full(word.shape, SENTINEL, tl.uint32), mask=live)
     return word
 

@@ -17,11 +17,29 @@ from compile_kernels import resource_usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels_under_test.exchanges import collectives
+from kernels_under_test.exchanges import collectives, fused
 from kernels_under_test.exchanges.acts import acts_kernel
 from kernels_under_test.exchanges.runner import WARPS
 
-SCALARS = ("rank", "seed", "steps", "spins", "logs", "start", "gather", "slot_words", "words")
+FUSED = {
+    "oproj_kernel": {"RANKS": 2, "TILE": 8, "DEPTH": 512, "ON_GPU": True},
+    "tail_kernel": {"RANKS": 2, "TILE": 8, "SLICE": 8, "DEPTH": 512, "ON_GPU": True},
+    "out_kernel": {"BLOCK": 1024, "ON_GPU": True},
+}
+SCALARS = (
+    "rank",
+    "seed",
+    "steps",
+    "spins",
+    "logs",
+    "start",
+    "gather",
+    "slot_words",
+    "words",
+    "rows",
+    "depth",
+)
+MAILBOXES = ("latent", "cleared_latent", "rs", "cleared_rs")  # first words of them
 ALIGNED = ("start", "gather", "slot_words", "words")
 UNALIGNED = ("starts", "counts", "batches")
 
@@ -33,8 +51,10 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, An
         name = parameter.name
         if parameter.is_constexpr:
             types[name] = "constexpr"
-        elif name in SCALARS:
+        elif name in SCALARS + MAILBOXES or (name, kernel) == ("out", fused.tail_kernel):
             types[name] = "i32"
+        elif name == "eps":
+            types[name] = "fp32"
         else:
             types[name] = "*i64" if name == "peers" else "*i32"
         pointer = types[name].startswith("*") and name not in UNALIGNED
@@ -45,7 +65,7 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, An
     usage, code = resource_usage(binary.asm["cubin"]), binary.asm["ptx"]
     return {
         "kernel": kernel.fn.__name__,
-        "ranks": constants["RANKS"],
+        "ranks": constants.get("RANKS", 2),
         "registers": usage["REG"],
         "stack": usage["STACK"],
         "volatile": sorted(set(re.findall(r"ld\.volatile\.global\S*\.b32", code))),
@@ -60,3 +80,5 @@ if __name__ == "__main__":
         print(json.dumps(compiled(acts_kernel, shape, WARPS)), flush=True)
         for kernel in (*collectives.KERNELS.values(), collectives.two_shot_kernel):
             print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
+    for name, constants in FUSED.items():
+        print(json.dumps(compiled(getattr(fused, name), constants, 4)), flush=True)

@@ -93,6 +93,7 @@ def details(results: Results) -> dict[str, Any]:
         "compared_steps": results.compared,
         "timed_us": results.timed,
         "decode_steps_repeated": {r.backend: r.steps for r in results.repeats if not r.parted},
+        "fused": results.fused[0].exchanges if results.fused else 0,
         "tensors": results.tensors[0].exchanges if results.tensors else 0,
     }
 

@@ -34,7 +34,7 @@ CONTRACT = (
 BATCHES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 PILOT = {"cpu": 2, "cuda": 40}  # steps
 CHUNK = {"cpu": 4, "cuda": 64}
-PATIENCE = {"cpu": 20.0, "cuda": 5.0}  # seconds of a wait in runs that should not fail
+PATIENCE = {"cpu": 20.0, "cuda": 8.0}  # seconds of a wait in runs that should not fail
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
 REPLAYED = {"cpu": 8, "cuda": 4}  # one in so many exchanges is made by one launch a kernel
 PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
@@ -87,6 +87,7 @@ class Results:
     controls: list[Control] = field(default_factory=list)
     drills: list[Drill] = field(default_factory=list)
     tensors: list[Answer] = field(default_factory=list)
+    fused: list[Answer] = field(default_factory=list)
     repeats: list[Repeat] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -134,7 +135,7 @@ def carry_out(plan: Plan, say: Callable[[str], None], kernels: str = "") -> Resu
     began = time.monotonic()
     with Crew(plan.ranks, plan.lanes, plan.device, kernels or KERNELS) as crew:
         results.a_step = exchanges(scheduled(_job(plan, "count", 1), 0, crew.layout, None).variants[0])
-        for stage in (_tensors, _controls, _runs, _drills):
+        for stage in (_tensors, _controls, _runs, _fused, _drills):
             if results.errors:
                 break
             try:
@@ -187,6 +188,17 @@ def _tensors(plan: Plan, crew: Crew, results: Results, until: float, say: Callab
     results.failures += [f"rank {a.rank}: {line}" for a in results.tensors for line in a.findings]
     results.timed = results.tensors[0].timed
     say(f"real tensors: {results.tensors[0].exchanges} exchanges, {len(results.failures)} wrong")
+
+
+def _fused(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:
+    """Exchanges fused with products and norm, on numbers whose sums are exact."""
+    crew.tell(Order("job", _job(plan, "fused", 1)))
+    crew.gather("ready", 60.0)
+    crew.tell(Order("fused"))
+    results.fused = crew.gather("fused", 120.0)
+    wrong = [f"rank {a.rank}: {line}" for a in results.fused for line in a.findings]
+    results.failures += wrong
+    say(f"fused exchanges: {results.fused[0].exchanges} calls, {len(wrong)} wrong")
 
 
 def _controls(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:

@@ -90,6 +90,8 @@ class Engine:
         self.kernels.prepare(job.patience, self.stopped, job.skew.row(), table)
         if self.device.type == "cuda":
             self._warm()
+        if job.launched:
+            self._capture()
         self.finish()
 
     def _buffers(self, s: Schedule, table: list[list[int]]) -> Buffers:
@@ -115,8 +117,6 @@ class Engine:
         host = random.Random(f"host {job.skew.seed} {self.setup.rank}")
         if job.skew.cold:
             time.sleep(0.05 * host.random())
-        if job.launched:
-            self._capture()
         began, done = time.monotonic(), 0
         while done < job.steps and not self.stopped() and not self._hung():
             steps = min(job.chunk, job.steps - done)

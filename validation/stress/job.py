@@ -76,7 +76,7 @@ class Answer:
 @dataclass(frozen=True)
 class Order:
     """What the parent says: ``job`` (fill), ``go``, ``audit`` (after so many steps), ``compare`` (real
-    tensors; with NCCL's times if ``steps`` is 1), ``end``."""
+    tensors; with NCCL's times if ``steps`` is 1), ``fused``, ``end``."""
 
     what: str
     job: Job | None = None

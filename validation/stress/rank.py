@@ -99,6 +99,10 @@ def _serve(engine: Any, rank: int, orders: IO[str], answer: Any) -> None:
             from validation.stress.compare import compare
 
             answer(compare(engine, timed=bool(order.steps)))
+        elif order.what == "fused":
+            from validation.stress.fused import fused
+
+            answer(fused(engine))
         else:
             return
 

@@ -56,6 +56,15 @@ def test_real_tensors_are_exchanged_right_bit_for_bit(crew: Crew) -> None:
         assert answer.exchanges == 16
 
 
+def test_fused_exchanges_are_right_on_exact_numbers(crew: Crew) -> None:
+    crew.tell(Order("job", CLEAN))
+    crew.gather("ready", 30.0)
+    crew.tell(Order("fused"))
+    for answer in crew.gather("fused", 60.0):
+        assert answer.findings == []
+        assert answer.exchanges == 8
+
+
 # One of each way to be found: a stale word, an early one, a hang, an overwritten input, a flag taken for
 # data, parted hashes, a canary, a baked step.
 TRIED = (
