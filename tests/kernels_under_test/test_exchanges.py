@@ -86,6 +86,7 @@ def test_no_canonical_word_is_the_sentinel_and_only_negative_zero_changes() -> N
 def test_sums_are_rounded_as_torch_rounds_and_nan_is_one_pattern() -> None:
     low, high = torch.randn(N), torch.randn(N).exp() * 1e38
     low[:4] = torch.tensor([float("nan"), -0.0, 1e-40, 3.4e38])
+    low[4:68] = 1 + torch.arange(64) / 256  # every second one lies midway between two BF16 values
     out = torch.zeros(N, dtype=torch.int32)
     paired_kernel[1,](low, high, out, N=N)
     expected = torch.stack([low, high], 1).bfloat16().view(torch.int16)

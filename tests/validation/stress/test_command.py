@@ -133,10 +133,13 @@ def test_a_signal_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None
 
 
 def test_a_parent_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "validation", "stress", "--seconds", "100"]
+    command = [sys.executable, "-m", "validation", "stress", "--seconds", "100", "--mode", "canaries"]
+    command += ["--exchanges", "100000"]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert running.stderr is not None
-    running.stderr.readline()
+    while "pilot" not in running.stderr.readline():
+        pass
+    time.sleep(2)  # into a run that takes them longer than this test waits
     children = _children(running.pid)
     running.kill()
     running.wait()
