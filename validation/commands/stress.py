@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from validation.stress.campaign import Plan, Results
 
 LANES = {"cpu": 1, "cuda": 112}
-LAYERS = {"cpu": "DKA", "cuda": "D" + "KKAK" * 23}
+SHORT = "DKA"  # on a CPU: an even number of expert layers, 2 mod 3, and one of each kind
 EXCHANGES = {"quick": {"cpu": 2_000, "cuda": 2_000_000}, "full": {"cpu": 10_000, "cuda": 20_000_000}}
 SECONDS = {"quick": {"cpu": 115.0, "cuda": 90.0}, "full": {"cpu": 900.0, "cuda": 290.0}}
 REPEATS = {"quick": 16, "full": 500}  # decode steps walked again
@@ -41,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     bound.add_argument(
         "--exchanges", type=int, metavar="N", help="exchanges that must pass without a failure"
     )
-    bound.add_argument("--reply", type=int, metavar="TOKENS", help="as many as a reply of that length needs")
+    bound.add_argument(
+        "--reply", type=int, metavar="TOKENS", help="as many as a reply of Kimi K3 of that length needs"
+    )
     add("--risk", type=float, default=RISK, metavar="P", help="failures in such a reply, below (default: 1)")
     add("--seconds", type=seconds, metavar="S", help="time for all of it")
     add("--mode", action="append", default=[], metavar="NAME", help="only this stress mode (repeatable)")
@@ -104,6 +106,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     """What is asked for. Raises UserError where it cannot be."""
     from validation.run import choose_device
     from validation.stress.campaign import BATCHES, Plan
+    from validation.stress.script import SUBJECT
     from validation.stress.skew import MODES, only
     from validation.sync.setting import Setting, check
 
@@ -124,7 +127,10 @@ def _plan(options: argparse.Namespace) -> Plan:
         providers.load(list(backends), [], "cpu")
     if device == "cuda":
         _need_gpus(options.ranks)
-    layers, batches = options.layers or LAYERS[device], tuple(options.batches or BATCHES)
+    layers, batches = (
+        options.layers or (SHORT if device == "cpu" else SUBJECT),
+        tuple(options.batches or BATCHES),
+    )
     check(Setting(options.ranks, layers, batches, barrier=False))
     if len(batches) > 64:
         raise UserError(f"--batches: at most 64 different ones, not {len(batches)}")
@@ -133,20 +139,17 @@ def _plan(options: argparse.Namespace) -> Plan:
         raise UserError(f"--lanes {lanes}: 1 to 112, which is a row of 7,168 columns")
     tier = options.tier
     return Plan(
-        device, options.ranks, lanes, layers, _exchanges(options, layers),
+        device, options.ranks, lanes, layers, _exchanges(options),
         options.seconds or SECONDS[tier][device], tuple(options.mode or MODES), batches=batches,
         seed=options.seed, every_fault=options.all_faults or (device == "cuda"), trials=options.trials,
         timed=options.time, backends=backends, repeats=REPEATS[tier],
     )  # fmt: skip
 
 
-def _exchanges(options: argparse.Namespace, layers: str) -> int:
+def _exchanges(options: argparse.Namespace) -> int:
     """Exchanges that must pass: as told, or as many as the reply needs."""
     from validation.stress import bound
-    from validation.stress.layout import layout
-    from validation.stress.script import acts, exchanges, reaches
-    from validation.sync.kimi_k3 import subject
-    from validation.sync.setting import Setting
+    from validation.stress.script import exchanges_a_token
 
     if options.exchanges is not None and options.exchanges < 1:
         raise UserError(f"--exchanges {options.exchanges}: at least 1")
@@ -154,9 +157,7 @@ def _exchanges(options: argparse.Namespace, layers: str) -> int:
         return options.exchanges or EXCHANGES[options.tier][options.device]
     if options.reply < 1:
         raise UserError(f"--reply {options.reply}: at least 1 token")
-    k3 = subject()
-    steps = acts(k3, Setting(2, layers, barrier=False), 8, layout(reaches(k3), 2, 1))
-    return bound.needed(options.reply, exchanges(steps), options.risk)
+    return bound.needed(options.reply, exchanges_a_token(), options.risk)
 
 
 def _need_gpus(ranks: int) -> None:

@@ -23,7 +23,7 @@ from validation.stress.job import Answer, Job, Order
 from validation.stress.outcome import Outcome, first_difference
 from validation.stress.repeats import Repeat, repeated
 from validation.stress.schedule import scheduled
-from validation.stress.script import exchanges
+from validation.stress.script import exchanges, exchanges_a_token
 from validation.stress.skew import QUIET, of, only
 
 CONTRACT = (
@@ -316,5 +316,5 @@ def _drills(plan: Plan, crew: Crew, results: Results, until: float, say: Callabl
 def bound_words(results: Results) -> str:
     """What the run vouches for."""
     said = bound.words(results.exchanges, 0)
-    tokens = bound.reply_vouched_for(results.exchanges, results.a_step, 1.0)
-    return f"{said}; less than one failure in a reply of {tokens:,} tokens"
+    tokens = bound.reply_vouched_for(results.exchanges, exchanges_a_token(), 1.0)
+    return f"{said}; of Kimi K3's steps, less than one failure in {tokens:,}"

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any
 
 from validation.errors import UserError
 from validation.stress.layout import STAGE, Layout
 from validation.sync.exchange import Act, Exchange, Kernel, Subject
 from validation.sync.setting import MOE, Setting, last, launches
 
+# The subject's 93 layers: a reply is as long as its steps, whatever shorter pattern a run stresses.
+SUBJECT = "D" + "KKAK" * 23
 VERBS = {"publish": 1, "poll": 2, "read": 3, "rearm": 4}
 WHOLE, OWNER, CHUNK = 0, 1, 2
 CANONICAL, ALL_JUDGED, SHARED_SLOT, FOLDED, STAGED, PULLED = 1, 2, 4, 8, 16, 32
@@ -198,6 +199,10 @@ def exchanges(steps: list[Step]) -> int:
     return sum(step.verb in ("poll", "read") for step in steps)
 
 
-def words_of(step: Step) -> dict[str, Any]:
-    """Layer, exchange and kernel of an act, for reports."""
-    return {"layer": step.layer, "exchange": step.exchange, "kernel": step.kernel, "verb": step.verb}
+def exchanges_a_token() -> int:
+    """Exchanges of one decode step of the subject, in one shot."""
+    from validation.stress.layout import layout
+    from validation.sync.kimi_k3 import subject
+
+    k3 = subject()
+    return exchanges(acts(k3, Setting(2, SUBJECT, barrier=False), 8, layout(reaches(k3), 2, 1)))

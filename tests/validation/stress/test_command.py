@@ -165,3 +165,16 @@ def test_the_list_names_every_mode_and_fault(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert all(mode in said for mode in MODES)
     assert all(fault.name in said for fault in FAULTS)
+
+
+@pytest.mark.device
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_exchange_and_find_every_fault(tmp_path: Path) -> None:
+    """In a process of its own: the device is chosen before triton is imported."""
+    command = [sys.executable, "-m", "validation", "stress", "--device", "cuda", "--exchanges", "20000"]
+    command += ["--seconds", "200", "--json", "found.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["details"]["exchanges"] >= 20000
+    assert all(control["flagged"] for control in found["controls"])
