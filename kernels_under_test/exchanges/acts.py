@@ -136,6 +136,7 @@ def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew
         delay(skew, rank, step, act, lane, 12 + i % 8, ON_GPU)
     if staged > 0:
         tl.store(own + stage + within, tl.full(within.shape, POISON, tl.uint32), mask=live)
+        tl.debug_barrier()
 
 
 @triton.jit

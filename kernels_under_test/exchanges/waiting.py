@@ -52,31 +52,32 @@ HOST = Host()
 
 
 @triton.jit
-def draw(skew, rank, step, act, lane, phase):
-    """A uint32 by which a delay is drawn."""
-    seed = tl.load(skew).to(tl.uint32)
-    key = seed + rank.to(tl.uint32) * 0x9E3779B1 + step.to(tl.uint32) * 0x85EBCA77
-    return mixed(mixed(key + act.to(tl.uint32) * 0xC2B2AE3D) + lane.to(tl.uint32) * 64 + phase)
+def draw(skew, rank, step, act, phase):
+    """A uint32 by which a delay is drawn, the same for all lanes of a rank."""
+    key = tl.load(skew).to(tl.uint32) + tl.cast(rank, tl.uint32) * 0x9E3779B1
+    key += tl.cast(step, tl.uint32) * 0x85EBCA77 + tl.cast(act, tl.uint32) * 0xC2B2AE3D
+    return mixed(key + tl.cast(phase, tl.uint32) * 0x27D4EB2F)
 
 
 @triton.jit
 def delay(skew, rank, step, act, lane, phase: tl.constexpr, ON_GPU: tl.constexpr):
     """Once in SHORT_EVERY up to SHORT ns, once in LONG_EVERY up to LONG ns; and, the same for all lanes of a
-    rank, once in RANK_EVERY up to RANK_DELAY ns. Between the parts of a publication there always is one."""
+    rank, once in RANK_EVERY up to RANK_DELAY ns. Between the parts of a publication there always is one.
+    Compiled, the odds are powers of two: a division costs more than an exchange has time for."""
     if not ON_GPU:
         host_delay(rank, step, act, lane, phase)
     elif tl.load(skew + 1) > 0:
-        h = draw(skew, rank, step, act, lane, phase)
-        whole = draw(skew, rank, step, act, lane * 0, phase + 32)
+        whole = draw(skew, rank, step, act, phase)
+        h = mixed(whole + tl.cast(lane, tl.uint32))
         every = tl.load(skew + 1).to(tl.uint32)
         if phase >= BETWEEN_PARTS and phase < OTHER_PHASES:
             every = every * 0 + 1
-        span = tl.where(h % every == 0, tl.load(skew + 2), 0)
-        span = tl.where((h >> 4) % tl.load(skew + 3).to(tl.uint32) == 0, tl.load(skew + 4), span)
-        length = ((h >> 8) % (span + 1).to(tl.uint32)).to(tl.int64)
-        all_lanes = (whole % tl.load(skew + 6).to(tl.uint32)) == 0
-        more = (whole >> 8) % (tl.load(skew + 7) + 1).to(tl.uint32)
-        length += tl.where(all_lanes, more.to(tl.int64), 0)
+        span = tl.where((h & (every - 1)) == 0, tl.load(skew + 2), 0)
+        span = tl.where(((h >> 4) & (tl.load(skew + 3).to(tl.uint32) - 1)) == 0, tl.load(skew + 4), span)
+        length = (span.to(tl.int64) * (h >> 16).to(tl.int64)) >> 16
+        all_lanes = (whole & (tl.load(skew + 6).to(tl.uint32) - 1)) == 0
+        more = (tl.load(skew + 7).to(tl.int64) * (whole >> 16).to(tl.int64)) >> 16
+        length += tl.where(all_lanes, more, 0)
         until = tl.extra.cuda.globaltimer() + length
         while tl.extra.cuda.globaltimer() < until:
             length += 1
@@ -88,8 +89,8 @@ def torn(skew, rank, step, act, lane, ON_GPU: tl.constexpr):
     the first n rows do."""
     if ON_GPU:
         every = tl.load(skew + 5).to(tl.uint32)
-        h = draw(skew, rank, step, act, lane, 31)
-        parts = tl.where((every > 0) & (h % tl.maximum(every, 1) == 0), (h >> 8) % 128, 0).to(tl.int32)
+        h = mixed(draw(skew, rank, step, act, 31) + tl.cast(lane, tl.uint32))
+        parts = tl.where((every > 0) & ((h & (every - 1)) == 0), (h >> 16) & 127, 0).to(tl.int32)
         parts = tl.where(parts > 64, 1, parts)
     else:
         parts = host_torn(rank, step, act, lane)

@@ -69,8 +69,28 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, An
         "registers": usage["REG"],
         "stack": usage["STACK"],
         "volatile": sorted(set(re.findall(r"ld\.volatile\.global\S*\.b32", code))),
+        "unordered": unordered(binary.asm["ttgir"]),
         "fences": code.count("fence.acq_rel.sys"),
     }
+
+
+def unordered(code: str) -> list[str]:
+    """Volatile loads with a store before them in their block, and no barrier between.
+
+    Each access has a layout of its own, so that another thread may load a word than stored it. A reduction
+    is a barrier, since its operands cross warps.
+    """
+    found, stored = [], ""
+    for line in code.splitlines():
+        if "{" in line.split("loc(")[0].split("#")[0].replace("{tt.", "") and line.rstrip().endswith("{"):
+            stored = ""
+        elif re.search(r"\b(gpu|ttg|tti?)\.\w*barrier|tt\.reduce", line) or line.strip().startswith("}"):
+            stored = ""
+        elif "tt.store" in line:
+            stored = line.strip()
+        elif "tt.load" in line and "isVolatile = true" in line and stored:
+            found.append(f"{stored} | {line.strip()}"[:300])
+    return found
 
 
 if __name__ == "__main__":

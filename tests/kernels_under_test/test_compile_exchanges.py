@@ -28,5 +28,6 @@ def test_exchange_kernels_compile_and_poll_what_no_compiler_may_keep(tmp_path: P
     assert not [one for one in found if one["stack"]]
     assert all(one["volatile"] for one in found)
     assert all(one["fences"] for one in found if one["kernel"] == "acts_kernel")
+    assert not [one for one in found if one["unordered"] and one["kernel"] == "acts_kernel"]
     wide = [one for one in found if one["kernel"] == "one_shot_kernel"]
     assert all(one["volatile"] == ["ld.volatile.global.v4.b32"] for one in wide)

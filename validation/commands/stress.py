@@ -84,16 +84,16 @@ def main(options: argparse.Namespace, command: str) -> int:
     if options.fault:
         return _plant(plan, options)
     from validation.run import REPORTS, new_folder, write
-    from validation.stress.campaign import carry_out
+    from validation.stress.campaign import Results, carry_out
 
     folder = new_folder(options.report_dir or REPORTS, _hash(plan))
-    results, interrupted = None, False
+    results, interrupted = Results(plan), False
     signal.signal(signal.SIGTERM, _interrupt)  # ranks and their memory are given back then, too
     try:
-        results = carry_out(plan, lambda line: streams.say(f"lockstep: {line}"), options.kernels)
+        carry_out(results, lambda line: streams.say(f"lockstep: {line}"), options.kernels)
     except KeyboardInterrupt:
         interrupted = True
-    document = _document(plan, results, command)
+    document = _document(results, command, interrupted)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
 
@@ -189,30 +189,28 @@ def _plant(plan: Plan, options: argparse.Namespace) -> int:
     return 2 if missed else 0
 
 
-def _document(plan: Plan, results: Results | None, command: str) -> Document:
+def _document(results: Results, command: str, interrupted: bool) -> Document:
+    from validation.commands.stress_report import cases, controls, details
     from validation.execution.environment import collect
     from validation.execution.plan import Settings
     from validation.report.schema import Document
 
-    environment = collect(
-        Settings(ops=("stress",), providers=("triton",), device=plan.device, seed=plan.seed)
-    )
-    if results is None:
-        return Document(command, "undecided", environment, [], notes=["stopped before the end"])
-    from validation.commands.stress_report import cases, controls, details
-
+    plan = results.plan
+    settings = Settings(ops=("stress",), providers=("triton",), device=plan.device, seed=plan.seed)
+    stopped = ["stopped before the end"] if interrupted else []
+    verdict = "undecided" if stopped and not results.failures else results.verdict
     return Document(
-        command, results.verdict, environment, cases(results), controls=controls(results),
-        notes=[*results.failures[:20], *results.errors, *results.doubts], seconds=results.seconds,
+        command, verdict, collect(settings), cases(results), controls=controls(results),
+        notes=[*stopped, *results.failures[:20], *results.errors, *results.doubts], seconds=results.seconds,
         details=details(results),
     )  # fmt: skip
 
 
-def _show(results: Results | None) -> Any:
+def _show(results: Results) -> Any:
     def show(document: Document, console: Any, folder: str) -> None:
         from validation.commands.stress_report import lines
 
-        for line in lines(results, document) if results else document.notes:
+        for line in lines(results, document):
             console.print(line, markup=False, soft_wrap=True)
         console.print(f"report: {folder}", soft_wrap=True)
         console.print(_last(document, results), markup=False, soft_wrap=True)
@@ -220,10 +218,10 @@ def _show(results: Results | None) -> Any:
     return show
 
 
-def _last(document: Document, results: Results | None) -> str:
+def _last(document: Document, results: Results) -> str:
     from validation.stress.campaign import bound_words
 
-    said = bound_words(results) if results and document.verdict == "pass" else "; ".join(document.notes[:1])
+    said = bound_words(results) if document.verdict == "pass" else "; ".join(document.notes[:1])
     return f"{document.verdict.upper()}: {said}, in {document.seconds:.0f} s"
 
 

@@ -36,9 +36,9 @@ PILOT = {"cpu": 2, "cuda": 40}  # steps
 CHUNK = {"cpu": 4, "cuda": 64}
 PATIENCE = {"cpu": 20.0, "cuda": 8.0}  # seconds of a wait in runs that should not fail
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
-REPLAYED = {"cpu": 8, "cuda": 4}  # one in so many exchanges is made by one launch a kernel
+SKEWED, REPLAYED = 0.7, 0.1  # of the time for runs, at most: persistent, and by one launch a kernel
 PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
-QUIET_SHARE = {"cpu": 0.2, "cuda": 0.15}  # of the skewed steps, run twice without skew
+QUIET_SHARE = {"cpu": 0.2, "cuda": 0.1}  # of the skewed steps, run twice without skew
 KEPT = 0.1  # of the time: for what comes after the runs
 
 
@@ -129,9 +129,9 @@ class Results:
         return "undecided" if self.doubts else "pass"
 
 
-def carry_out(plan: Plan, say: Callable[[str], None], kernels: str = "") -> Results:
-    """All stages. Raises UserError where ranks cannot be started."""
-    results = Results(plan)
+def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -> None:
+    """All stages of ``results.plan``, into ``results``. Raises UserError where ranks cannot be started."""
+    plan = results.plan
     began = time.monotonic()
     with Crew(plan.ranks, plan.lanes, plan.device, kernels or KERNELS) as crew:
         results.a_step = exchanges(scheduled(_job(plan, "count", 1), 0, crew.layout, None).variants[0])
@@ -142,9 +142,9 @@ def carry_out(plan: Plan, say: Callable[[str], None], kernels: str = "") -> Resu
                 stage(plan, crew, results, began + plan.seconds, say)
             except Lost as lost:
                 results.errors.append(str(lost))
+            results.seconds = time.monotonic() - began
     _repeats(plan, results, say)
     results.seconds = time.monotonic() - began
-    return results
 
 
 def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
@@ -255,11 +255,13 @@ def _runs(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[
     per_step = pilot.seconds / pilot.steps
     fewest = min(exchanges(v) for v in scheduled(pilot.job, 0, crew.layout, None).variants)
     wanted = -(-plan.exchanges // fewest)
-    affordable = max(1, int(budget / per_step / (1 + 2 * QUIET_SHARE[plan.device])))
-    steps = min(wanted, affordable)
-    replayed = max(1, steps // REPLAYED[plan.device]) if "replay" in plan.modes else 0
-    jobs = {"skewed": _job(plan, "skewed", max(1, steps - replayed), skew=skew)}
-    if replayed:
+    steps = max(1, min(wanted, int(budget * SKEWED / per_step)))
+    jobs = {"skewed": _job(plan, "skewed", steps, skew=skew)}
+    if "replay" in plan.modes:
+        first = _run(crew, _job(plan, "pilot replayed", pilot.steps, skew=skew, launched=True), results, say)
+        if results.failures or results.errors or not first.exchanges:
+            return
+        replayed = max(1, min(steps // 8, int(budget * REPLAYED * first.steps / first.seconds)))
         jobs["replayed"] = _job(plan, "replayed", replayed, skew=skew, launched=True)
     short = max(1, int(steps * QUIET_SHARE[plan.device]))
     for job in jobs.values():
