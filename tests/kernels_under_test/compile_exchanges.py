@@ -81,10 +81,10 @@ def unordered(code: str) -> list[str]:
     is a barrier, since its operands cross warps.
     """
     found, stored = [], ""
+    barrier = re.compile(r"\.\w*barrier|tt\.reduce")
     for line in code.splitlines():
-        if "{" in line.split("loc(")[0].split("#")[0].replace("{tt.", "") and line.rstrip().endswith("{"):
-            stored = ""
-        elif re.search(r"\b(gpu|ttg|tti?)\.\w*barrier|tt\.reduce", line) or line.strip().startswith("}"):
+        text = line.split(" loc(")[0].strip()
+        if text.endswith("{") or text.startswith("}") or barrier.search(text):
             stored = ""
         elif "tt.store" in line:
             stored = line.strip()
