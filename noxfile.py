@@ -1,6 +1,5 @@
-"""The sessions: ``kernels``, ``step``, ``sync`` and ``evals`` (the main jobs), ``sanitize`` (with a GPU),
-``tests`` and ``lint``.
-Arguments after ``--`` go to the command.
+"""The sessions: ``kernels``, ``step``, ``sync``, ``stress`` and ``evals`` (the main jobs), ``sanitize`` (with
+a GPU), ``tests`` and ``lint``. Arguments after ``--`` go to the command.
 
     nox -s kernels -- --op kda_decode
 
@@ -49,6 +48,12 @@ def sync(session: nox.Session) -> None:
 def sanitize(session: nox.Session) -> None:
     """Run compute-sanitizer over the Triton kernels; without a GPU or the tool that is an error."""
     run(session, "-m", "validation", "sanitize", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def stress(session: nox.Session) -> None:
+    """Exchange between real ranks under skew: quick tier on the CPU, unless arguments say otherwise."""
+    run(session, "-m", "validation", "stress", *session.posargs)
 
 
 @nox.session(venv_backend="none")

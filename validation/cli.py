@@ -45,6 +45,7 @@ COMMANDS = (
     Command("dispatch", "compare a plan() with the truth table of steps", "validation.commands.dispatch"),
     Command("sync", "prove mailbox protocols over all interleavings", "validation.commands.sync"),
     Command("sanitize", "run compute-sanitizer over the kernels", "validation.commands.sanitize"),
+    Command("stress", "exchange between real ranks under skew", "validation.commands.stress"),
     Command("evals", "compare two backends end to end on walked tokens and tasks", "evals.command"),
     Command("replay", "run one case again and map where it is wrong", "validation.commands.replay"),
     Command("qualify", "plant known faults and count those noticed", "validation.commands.qualify"),

@@ -1,0 +1,104 @@
+"""Compile the exchange kernels for Hopper as the stress engine launches them; one JSON object a line.
+
+    LOCKSTEP_DEVICE=cuda python tests/kernels_under_test/compile_exchanges.py
+
+What this catches: a kernel that compiles in the interpreter's reading alone, spills, or polls by loads that a
+compiler may hoist. What it cannot catch: results, and what the memory system does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import triton
+from compile_kernels import resource_usage
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels_under_test.exchanges import collectives, fused
+from kernels_under_test.exchanges.acts import acts_kernel
+from kernels_under_test.exchanges.runner import WARPS
+
+FUSED = {
+    "oproj_kernel": {"RANKS": 2, "TILE": 8, "DEPTH": 512, "ON_GPU": True},
+    "tail_kernel": {"RANKS": 2, "TILE": 8, "SLICE": 8, "DEPTH": 512, "ON_GPU": True},
+    "out_kernel": {"BLOCK": 1024, "ON_GPU": True},
+}
+SCALARS = (
+    "rank",
+    "seed",
+    "steps",
+    "spins",
+    "logs",
+    "start",
+    "gather",
+    "slot_words",
+    "words",
+    "rows",
+    "depth",
+)
+MAILBOXES = ("latent", "cleared_latent", "rs", "cleared_rs")  # first words of them
+ALIGNED = ("start", "gather", "slot_words", "words")
+UNALIGNED = ("starts", "counts", "batches")
+
+
+def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, Any]:
+    """Registers, stack, and the instructions that matter of one kernel."""
+    types, attributes = {}, {}
+    for position, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr:
+            types[name] = "constexpr"
+        elif name in SCALARS + MAILBOXES or (name, kernel) == ("out", fused.tail_kernel):
+            types[name] = "i32"
+        elif name == "eps":
+            types[name] = "fp32"
+        else:
+            types[name] = "*i64" if name == "peers" else "*i32"
+        pointer = types[name].startswith("*") and name not in UNALIGNED
+        if pointer or name in ALIGNED:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    usage, code = resource_usage(binary.asm["cubin"]), binary.asm["ptx"]
+    return {
+        "kernel": kernel.fn.__name__,
+        "ranks": constants.get("RANKS", 2),
+        "registers": usage["REG"],
+        "stack": usage["STACK"],
+        "volatile": sorted(set(re.findall(r"ld\.volatile\.global\S*\.b32", code))),
+        "unordered": unordered(binary.asm["ttgir"]),
+        "fences": code.count("fence.acq_rel.sys"),
+    }
+
+
+def unordered(code: str) -> list[str]:
+    """Volatile loads with a store before them in their block, and no barrier between.
+
+    Each access has a layout of its own, so that another thread may load a word than stored it. A reduction
+    is a barrier, since its operands cross warps.
+    """
+    found, stored = [], ""
+    barrier = re.compile(r"\.\w*barrier|tt\.reduce")
+    for line in code.splitlines():
+        text = line.split(" loc(")[0].strip()
+        if text.endswith("{") or text.startswith("}") or barrier.search(text):
+            stored = ""
+        elif "tt.store" in line:
+            stored = line.strip()
+        elif "tt.load" in line and "isVolatile = true" in line and stored:
+            found.append(f"{stored} | {line.strip()}"[:300])
+    return found
+
+
+if __name__ == "__main__":
+    for ranks in (2, 8):
+        shape = {"ROWS": 64, "COLUMNS": 32, "LANES": 112, "CHUNK_COLUMNS": 32 // ranks}
+        shape |= {"THREADS": 32 * WARPS, "RANKS": ranks, "ON_GPU": True}
+        print(json.dumps(compiled(acts_kernel, shape, WARPS)), flush=True)
+        for kernel in (*collectives.KERNELS.values(), collectives.two_shot_kernel):
+            print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
+    for name, constants in FUSED.items():
+        print(json.dumps(compiled(getattr(fused, name), constants, 4)), flush=True)

@@ -1,0 +1,5 @@
+"""Kernels of a rank that never gets ready."""
+
+import time
+
+time.sleep(3600)

@@ -1,0 +1,180 @@
+"""``lockstep stress`` from the command line: verdicts, bad input, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from validation.cli import main
+from validation.errors import UserError
+from validation.stress import memory
+from validation.stress.layout import layout
+from validation.stress.script import reaches
+from validation.sync.kimi_k3 import subject
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+def test_a_short_run_passes_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["stress", "--exchanges", "30", "--seconds", "60", "--mode", "payloads", "--mode", "canaries"]
+    assert main([*words, "--json", "found.json", "--junit", "found.xml"]) == 0
+    said = capsys.readouterr().out
+    assert "negative controls: 2 of 2 planted faults found" in said
+    assert "0 failures: rate below 3/N" in said
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["verdict"] == "pass"
+    assert found["details"]["exchanges"] >= 30
+    assert found["details"]["compared_steps"]["skewed"] >= 1
+    assert {c["provider"] for c in found["controls"]} == {"oproj_not_canonical", "row_too_many"}
+
+
+def test_a_bound_that_is_out_of_reach_is_undecided(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["stress", "--reply", "1000", "--seconds", "12", "--mode", "canaries"]
+    assert main(words) == 2
+    said = capsys.readouterr().out
+    assert "exchanges in the time given; about" in said
+    assert "s more (--seconds) would do" in said
+
+
+def test_a_control_that_cannot_fail_makes_the_run_undecided(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from validation.stress import campaign
+    from validation.stress.faults import fault_named
+
+    too_short = replace(fault_named("row_too_many"), steps=1)  # it errs in step 1, which is never made
+    monkeypatch.setattr(campaign, "controls", lambda modes, every: [too_short])
+    assert main(["stress", "--exchanges", "10", "--seconds", "60", "--mode", "canaries"]) == 2
+    said = capsys.readouterr().out
+    assert "planted fault row_too_many was not found: canaries proves nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ranks", "1"], "--ranks 1: 2 to 4 on cpu"),
+        (["--ranks", "9"], "--ranks 9: 2 to 4 on cpu"),
+        (["--mode", "weather"], "no stress mode 'weather'; there are delays"),
+        (["--fault", "bad_luck"], "no planted fault 'bad_luck'; see lockstep stress --list"),
+        (["--layers", "DX"], "no layer 'X'"),
+        (["--batches", "65"], "--batches 65"),
+        (["--lanes", "113"], "--lanes 113"),
+        (["--reply", "0"], "--reply 0: at least 1 token"),
+        (["--exchanges", "-5"], "--exchanges -5: at least 1"),
+        (["--seed", "-1"], "--seed"),
+        (["--json", "/nowhere/at/all.json"], "cannot write --json"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", *words]) == 3
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here there is a GPU")
+def test_no_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stress", "--device", "cuda"]) == 3
+    assert "no CUDA device here" in capsys.readouterr().err
+
+
+def test_more_ranks_than_gpus_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCKSTEP_DEVICE", "cpu")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert main(["stress", "--device", "cuda", "--ranks", "4"]) == 3
+    assert "--ranks 4: there are 2 GPUs here, and a rank needs its own" in capsys.readouterr().err
+
+
+def test_no_symmetric_memory_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"no symmetric memory between these GPUs: .*one host"):
+        memory.on_gpu(layout(reaches(subject()), 2, 1), 0)
+
+
+def test_too_much_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, size: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "ftruncate", full)
+    with pytest.raises(UserError, match="no shared memory for 2 ranks: No space left"):
+        memory.create(2, 1, 1000)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "validation", "stress", "--seconds", "100"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    assert running.stderr.readline().startswith("lockstep: real tensors")
+    children = _children(running.pid)
+    assert len(children) >= 2
+    running.send_signal(number)
+    assert running.wait(20) == 130
+    time.sleep(0.2)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_parent_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "validation", "stress", "--seconds", "100", "--mode", "canaries"]
+    command += ["--exchanges", "100000"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert running.stderr is not None
+    while "pilot" not in running.stderr.readline():
+        pass
+    time.sleep(2)  # into a run that takes them longer than this test waits
+    children = _children(running.pid)
+    running.kill()
+    running.wait()
+    until = time.monotonic() + 10
+    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in children):
+        time.sleep(0.1)
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def _children(parent: int) -> list[int]:
+    """Processes that a process has started."""
+    found = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found
+
+
+def test_the_list_names_every_mode_and_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    from validation.stress.faults import FAULTS
+    from validation.stress.skew import MODES
+
+    assert main(["stress", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(mode in said for mode in MODES)
+    assert all(fault.name in said for fault in FAULTS)
+
+
+@pytest.mark.device
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_exchange_and_find_every_fault(tmp_path: Path) -> None:
+    """In a process of its own: the device is chosen before triton is imported."""
+    command = [sys.executable, "-m", "validation", "stress", "--device", "cuda", "--exchanges", "20000"]
+    command += ["--seconds", "200", "--json", "found.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["details"]["exchanges"] >= 20000
+    assert all(control["flagged"] for control in found["controls"])

@@ -1,0 +1,103 @@
+"""Exchanges fused with their neighbours in the step, on numbers for which every sum is exact.
+
+Partials, weights and shared rows are small integers, and the latent row is chosen so that its norm is a power
+of two: whatever the order of sums, the result is one pattern of bits. Several calls follow each other, so
+that parities come round and re-arms count.
+
+What this catches: wrong places, parities, owners and roundings of exact values. What it cannot catch:
+rounding noise; ``lockstep kernels`` judges the arithmetic.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from validation.stress.job import Answer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from validation.stress.engine import Engine
+
+FUSED = "kernels_under_test.exchanges.fused"
+# Columns: of the o-projection's input and of the latent row, and of the result. A multiple of 2, 3, 4 and 8.
+DEPTH, WIDTH = {"cpu": 64, "cuda": 1024}, {"cpu": 192, "cuda": 2304}
+CALLS, ROWS = 4, 2
+
+
+def fused(engine: Engine) -> Answer:
+    """Run and check all calls; mailboxes must be new."""
+    answer = Answer("fused", engine.setup.rank)
+    for name, check in (("o-projection", _oproj), ("tail", _tail)):
+        for call in range(CALLS):
+            found, expected = check(engine, call)
+            wrong = int((found.cpu() != expected).sum())
+            answer.exchanges += 1
+            if wrong:
+                answer.findings.append(
+                    f"fused {name}, call {call}: {wrong} of {expected.numel()} words are wrong"
+                )
+    return answer
+
+
+def _boxes(engine: Engine) -> Any:
+    module = importlib.import_module(FUSED)
+    setup = engine.setup
+    return module.Boxes(engine.boxes.peers, engine.late, setup.rank, setup.ranks, engine.layout.slot)
+
+
+def _parity(engine: Engine, name: str, parity: int) -> int:
+    """First word of a parity of an exchange."""
+    return engine.layout.base(name) + parity * engine.layout.ranks * engine.layout.slot
+
+
+def _integers(draw: torch.Generator, *shape: int, most: int = 2) -> Tensor:
+    return torch.randint(-most, most + 1, shape, generator=draw).double()
+
+
+def words(x: Tensor) -> Tensor:
+    """Exact values as pairs of BF16, int32; -0 is +0."""
+    return (x + 0.0).bfloat16().contiguous().view(torch.int32)
+
+
+def _oproj(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
+    """(found, expected) of one call: every rank's partial is rounded before the sum."""
+    draw, ranks, device = torch.Generator().manual_seed(call), engine.setup.ranks, engine.device
+    depth, width = DEPTH[device.type], WIDTH[device.type]
+    y, weight = _integers(draw, ranks, ROWS, depth), _integers(draw, ranks, width, depth)
+    partials = (y @ weight.transpose(1, 2)).bfloat16().double()
+    out = torch.zeros(ROWS, width // 2, dtype=torch.int32, device=device)
+    mine = engine.setup.rank
+    importlib.import_module(FUSED).oproj(
+        _boxes(engine), words(y[mine]).to(device), words(weight[mine]).to(device), out,
+        _parity(engine, "oproj", call % 2),
+    )  # fmt: skip
+    engine.finish()
+    return out, words(partials.sum(0))
+
+
+def _tail(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
+    """(found, expected) of one call. The latent row is +-2 everywhere, so that its norm is 2."""
+    draw, ranks, device = torch.Generator().manual_seed(100 + call), engine.setup.ranks, engine.device
+    depth, width = DEPTH[device.type], WIDTH[device.type]
+    z = torch.randint(0, 2, (ROWS, depth), generator=draw).double() * 4 - 2
+    partials = _integers(draw, ranks, ROWS, depth)
+    partials[0] = z - partials[1:].sum(0)
+    gamma = _integers(draw, depth) + 3
+    weight = _integers(draw, ranks, width // ranks, depth)
+    shared = _integers(draw, ranks, ranks, ROWS, width // ranks)  # [source, owner, row, column]
+    up = (z / 2 * gamma @ weight.transpose(1, 2)).bfloat16().double()
+    whole = (up + shared.sum(0).bfloat16().double()).transpose(0, 1).reshape(ROWS, width)
+    out = torch.zeros(ROWS, width // 2, dtype=torch.int32, device=device)
+    mine, now, before = engine.setup.rank, call % 3, (call - 1) % 3
+    importlib.import_module(FUSED).tail(
+        _boxes(engine), words(partials[mine]).to(device), words(shared[mine]).to(device),
+        words(gamma).to(device), words(weight[mine]).to(device), out, 0.0,
+        (_parity(engine, "latent", now), _parity(engine, "latent", before)),
+        (_parity(engine, "rs", now), _parity(engine, "rs", before)), _parity(engine, "out", 0),
+    )  # fmt: skip
+    engine.finish()
+    return out, words(whole)

@@ -1,0 +1,90 @@
+"""What a rank is asked to do, and what it answers: plain data over pipes.
+
+What this catches: nothing; a message that does not fit is refused by ``report.plain``. What it cannot say:
+how the ranks are placed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from validation.stress.skew import QUIET, Skew
+from validation.sync.setting import TP8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a rank's process is for. ``file``: descriptor of the shared file; ``store``: path of the meeting
+    point of a process group, on GPUs. ``kernels``: module of the kernels."""
+
+    rank: int
+    ranks: int
+    lanes: int
+    device: str
+    file: int
+    store: str
+    kernels: str
+    neighbour: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of all ranks. ``batches``: rows that steps are drawn from; in turn if ``in_turn``.
+
+    ``launched``: one launch for each kernel of the subject's step (captured in graphs on a GPU) instead of
+    one for ``chunk`` steps. ``patience``: seconds of a wait that counts as hanging. ``seconds``: after which
+    the run stops at the next chunk on all ranks; 0: never.
+    """
+
+    name: str
+    layers: str
+    plan: int = TP8
+    batches: tuple[int, ...] = (8,)
+    in_turn: bool = False
+    steps: int = 1
+    chunk: int = 1
+    seed: int = 0
+    launched: bool = False
+    skew: Skew = QUIET
+    fault: str = ""
+    patience: float = 10.0
+    hang: tuple[int, int, int] | None = None
+
+
+@dataclass
+class Answer:
+    """A rank's message: ``ready`` (its mailboxes are filled), ``beat``, ``done``, ``audited``, or ``failed``.
+
+    ``hashes``: of each step's state, eight hex digits a step. ``records``: of the lanes in which something
+    went wrong. ``timed``: microseconds by name, where a comparison was asked for.
+    """
+
+    state: str
+    rank: int
+    steps: int = 0
+    exchanges: int = 0
+    seconds: float = 0.0
+    hashes: str = ""
+    records: list[list[int]] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    timed: dict[str, float] = field(default_factory=dict)
+    message: str = ""
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the parent says: ``job`` (fill), ``go``, ``audit`` (after so many steps), ``compare`` (real
+    tensors; with NCCL's times if ``steps`` is 1), ``fused``, ``end``."""
+
+    what: str
+    job: Job | None = None
+    steps: int = 0
+
+
+def batches_of(job: Job) -> list[int]:
+    """Rows of every step."""
+    if job.in_turn:
+        return [job.batches[step % len(job.batches)] for step in range(job.steps)]
+    return random.Random(f"batches {job.seed}").choices(job.batches, k=job.steps)

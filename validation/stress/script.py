@@ -1,0 +1,208 @@
+"""What one rank does: the acts of every step, taken from the same data that ``lockstep sync`` proves.
+
+A step launches the kernels that ``validation.sync.setting`` names for its batch; each kernel's chains give
+its acts in program order. Acts on mailboxes that reach other ranks are kept; those of one rank alone, and the
+framework's collectives, are not run. Re-arms that are unordered with the rest of their kernel are put first
+or last by the seed, rank by rank, as the protocol allows.
+
+What this catches: exchanges that the runner has no form for (``UserError``). What it cannot say: when kernels
+start (programmatic launches); a lane makes its acts one after another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from validation.errors import UserError
+from validation.stress.layout import STAGE, Layout
+from validation.sync.exchange import Act, Exchange, Kernel, Subject
+from validation.sync.setting import MOE, Setting, last, launches
+
+# The subject's 93 layers: a reply is as long as its steps, whatever shorter pattern a run stresses.
+SUBJECT = "D" + "KKAK" * 23
+VERBS = {"publish": 1, "poll": 2, "read": 3, "rearm": 4}
+WHOLE, OWNER, CHUNK = 0, 1, 2
+CANONICAL, ALL_JUDGED, SHARED_SLOT, FOLDED, STAGED, PULLED = 1, 2, 4, 8, 16, 32
+# Which words go where, and what is published that another exchange's sum gave.
+SPREADS = {
+    "oproj": WHOLE,
+    "oproj_recv": OWNER,
+    "oproj_gather": CHUNK,
+    "front": CHUNK,
+    "latent": WHOLE,
+    "latent_recv": OWNER,
+    "latent_gather": CHUNK,
+    "rs": OWNER,
+    "out": CHUNK,
+    "h2": CHUNK,
+    "h2_tp8": CHUNK,
+    "ring": WHOLE,
+}
+RELAYED = {"oproj_gather": "oproj_recv", "latent_gather": "latent_recv", "out": "rs"}
+KEYS = {name: number for number, name in enumerate(SPREADS)}
+COLLECTIVES = {WHOLE: "all-reduce", OWNER: "reduce-scatter", CHUNK: "all-gather"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One act of a rank, ready for the table: parities are ``(use + step * advance) % parities``."""
+
+    verb: str
+    exchange: str
+    layer: int
+    kernel: str
+    launch: int
+    base: int
+    spread: int
+    use: int
+    clears: int
+    advance: int
+    parities: int
+    rows: int
+    key: int
+    relays: int
+    flags: int
+    slot: int
+    turn: int = 0
+    stage: int = 0
+
+    def row(self) -> list[int]:
+        """Fields in the order of the kernels' table."""
+        fields = [VERBS[self.verb], self.base, self.use, self.clears, self.advance, self.parities, self.rows]
+        fields += [self.key, self.relays, self.spread == WHOLE, self.spread == OWNER, self.slots]
+        fields += [bool(self.flags & flag) for flag in (CANONICAL, ALL_JUDGED, FOLDED, STAGED)]
+        fields += [self.turn, self.stage, bool(self.flags & PULLED), self.launch]
+        return [int(field) for field in fields]
+
+    @property
+    def slots(self) -> int:
+        """Words from one source's slot to the next; 0 where all write into one."""
+        return 0 if self.spread == CHUNK or self.flags & SHARED_SLOT else self.slot
+
+    def parity(self, step: int) -> int:
+        return (self.use + step * self.advance) % self.parities
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where in a step a kernel stands."""
+
+    layer: int
+    moe: int
+    moes: int
+
+
+def reaches(subject: Subject) -> list[Exchange]:
+    """The exchanges between ranks that are run."""
+    return [e for e in subject.exchanges.values() if e.name in SPREADS]
+
+
+def acts(
+    subject: Subject, setting: Setting, batch: int, layout: Layout, rank: int = 0, seed: int = 0
+) -> list[Step]:
+    """All acts of one rank in a step of ``batch`` rows."""
+    moes = sum(letter in MOE for letter in setting.layers)
+    shuffle = random.Random(f"{seed} {rank} {batch}")
+    found: list[Step] = []
+    launch = moe = 0
+    for layer in range(len(setting.layers) + 1):
+        inside = layer < len(setting.layers)
+        for name in launches(setting, layer, batch) if inside else last(setting):
+            kernel = subject.kernels[name]
+            made = [
+                _step(subject, act, kernel, Site(layer, moe, moes), launch, layout)
+                for act in _flat(kernel, shuffle)
+            ]
+            found += [step for step in made if step]
+            launch += any(made)
+        moe += inside and setting.layers[layer] in MOE
+    return found
+
+
+def _flat(kernel: Kernel, shuffle: random.Random) -> list[Act]:
+    """Acts of all chains in one order: chains that only re-arm come first or last."""
+    mixed = [chain for chain in kernel.chains if any(act.verb != "rearm" for act in chain)]
+    loose = [chain for chain in kernel.chains if all(act.verb == "rearm" for act in chain)]
+    before = [chain for chain in loose if shuffle.random() < 0.5]
+    after = [chain for chain in loose if chain not in before]
+    return [act for chain in (*kernel.early, *before, *mixed, *after) for act in chain]
+
+
+def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, layout: Layout) -> Step | None:
+    """One act as it is run; None if it stays on its rank."""
+    exchange = subject.exchanges[act.exchange]
+    if exchange.name not in SPREADS:
+        if (
+            exchange.pattern != "local"
+            and exchange.parity != "unique"
+            and not exchange.name.startswith("dcp")
+        ):
+            raise UserError(f"the runner has no form for exchange '{exchange.name}'")
+        return None
+    origin = (
+        replace(site, layer=site.layer - 1, moe=site.moe - 1)
+        if act.verb == "poll" and exchange.name == "out"
+        else site
+    )
+    use, advance = _use(exchange, origin)
+    relayed = RELAYED.get(exchange.name)
+    flags = CANONICAL * exchange.canonical | ALL_JUDGED * (exchange.judged == "all")
+    flags |= SHARED_SLOT * (exchange.slots == "shared") | FOLDED * (SPREADS[exchange.name] != OWNER)
+    rows = (exchange.first_rows if site.moe == 0 else exchange.rows) if act.verb == "rearm" else 0
+    return Step(
+        act.verb, exchange.name, origin.layer, kernel.name, launch,
+        base=layout.base(exchange.alias or exchange.name), spread=SPREADS[exchange.name],
+        use=use % exchange.parities, clears=_cleared(exchange, site, use), advance=advance,
+        parities=exchange.parities, rows=rows, key=_key(exchange.name, origin.layer),
+        relays=_key(relayed, origin.layer) if relayed else -1, flags=flags,
+        slot=layout.slot, stage=layout.base(STAGE),
+    )  # fmt: skip
+
+
+def _key(name: str, layer: int) -> int:
+    """The number of a publication within its step."""
+    return layer * len(KEYS) + KEYS[name]
+
+
+def _use(exchange: Exchange, site: Site) -> tuple[int, int]:
+    """What counts the parities of an exchange in a step, and by how much a step advances it."""
+    counts: dict[str, tuple[int, int]] = {
+        "one": (0, 0),
+        "layer": (site.layer, 0),
+        "moe": (site.moe, 0),
+        "running": (site.moe, site.moes),
+    }
+    if exchange.parity not in counts:
+        raise UserError(
+            f"the runner counts no parity by '{exchange.parity}', as exchange '{exchange.name}' asks"
+        )
+    return counts[exchange.parity]
+
+
+def _cleared(exchange: Exchange, site: Site, use: int) -> int:
+    """What a re-arm clears, in the same count (``validation.sync.build``)."""
+    n = exchange.parities
+    if exchange.clears == "previous" and site.moe == 0 and exchange.parity != "running":
+        return (site.moes - 1) % n
+    shift = {"current": 0, "previous": -1, "other": 1, "next": 1}[exchange.clears]
+    return (use + shift) % n
+
+
+def table(steps: list[Step]) -> list[list[int]]:
+    """Rows of the kernels' table."""
+    return [step.row() for step in steps]
+
+
+def exchanges(steps: list[Step]) -> int:
+    """Exchanges that a step completes: one for each wait."""
+    return sum(step.verb in ("poll", "read") for step in steps)
+
+
+def exchanges_a_token() -> int:
+    """Exchanges of one decode step of the subject, in one shot."""
+    from validation.stress.layout import layout
+    from validation.sync.kimi_k3 import subject
+
+    k3 = subject()
+    return exchanges(acts(k3, Setting(2, SUBJECT, barrier=False), 8, layout(reaches(k3), 2, 1)))
