@@ -56,13 +56,43 @@ def main(options: argparse.Namespace, command: str) -> int:
     screen = Screen(file=sys.stdout, highlight=False)
     streams.try_to(lambda: screen.print(f"measured memory bandwidth: {bandwidth / 1e12:.2f} TB/s"))
     rows: list[Row] = []
-    for setting, found in _measured(options, bandwidth):
-        streams.try_to(lambda: _show(screen, setting, found))  # noqa: B023 - called at once
-        rows += found
+    stopped = _all(options, bandwidth, rows, screen)
     if options.json:
         entries = {"bandwidth": bandwidth, "rows": [asdict(row) | {"ratio": row.ratio} for row in rows]}
         write_json(options.json, record(command, sorted({row.name for row in rows}), "cuda", entries))
+    if stopped:
+        raise KeyboardInterrupt
     return 3 if any(row.error for row in rows) else 0
+
+
+def _all(options: argparse.Namespace, bandwidth: float, rows: list[Row], screen: Screen) -> bool:
+    """Measure into ``rows`` and show each setting's table, also of what there is when the user interrupts:
+    then True."""
+    for setting, names in _settings(options):
+        first = len(rows)
+        try:
+            _fill(rows, setting, names, bandwidth)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            found = rows[first:]
+            streams.try_to(lambda: _show(screen, setting, found))  # noqa: B023 - called at once
+    return False
+
+
+def _fill(rows: list[Row], setting: Setting, names: list[str], bandwidth: float) -> None:
+    """Measure one setting under a progress bar."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from validation.timing.measure import measured
+
+    console = Console(stderr=True)
+    found = measured(SUBJECT, names, setting, bandwidth)
+    words = f"{setting.ranks} ranks, {setting.rows} rows"
+    bar = track(found, words, len(names), console=console, transient=True, disable=not console.is_terminal)
+    for row in bar:
+        rows.append(row)  # one by one: an interrupt costs none of them
 
 
 def _show(screen: Screen, setting: Setting, found: list[Row]) -> None:
@@ -90,8 +120,8 @@ def _need_gpu() -> None:
         raise UserError("--time needs a GPU; there is none here")
 
 
-def _measured(options: argparse.Namespace, bandwidth: float) -> Iterator[tuple[Setting, list[Row]]]:
-    from validation.timing.measure import measured
+def _settings(options: argparse.Namespace) -> Iterator[tuple[Setting, list[str]]]:
+    """What is timed: each setting, and the names of its operations and layers."""
     from validation.timing.subject import Setting
 
     subject: Any = importlib.import_module(SUBJECT)
@@ -104,7 +134,7 @@ def _measured(options: argparse.Namespace, bandwidth: float) -> Iterator[tuple[S
                 raise UserError(
                     f"nothing to time under --op {' '.join(options.op)}; known: {', '.join(known)}"
                 )
-            yield setting, list(measured(SUBJECT, names, setting, bandwidth))
+            yield setting, names
 
 
 def _table(setting: Setting, rows: list[Row]) -> Table:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from validation.commands import timing
 from validation.errors import UserError
-from validation.timing import measure, worker
+from validation.timing import measure, replay, worker
 from validation.timing.measure import Arm, Row, measured
 from validation.timing.subject import Setting
 
@@ -81,6 +86,30 @@ def test_the_table_says_what_stock_is_and_how_many_kernels_ran() -> None:
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
+def test_an_interrupt_keeps_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cut_short(subject: str, names: list[str], setting: Setting, bandwidth: float) -> Iterator[Row]:
+        for name in names[:2]:
+            yield Row(name, setting.ranks, setting.rows, setting.context, figures(1), figures(2))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "measured", cut_short)
+    monkeypatch.setattr(replay, "memory_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(timing, "_need_gpu", lambda: None)
+    one = SimpleNamespace(names=lambda setting: ["a", "b", "c"])
+    monkeypatch.setitem(sys.modules, timing.SUBJECT, one)
+    file = tmp_path / "times.json"
+    parser = argparse.ArgumentParser()
+    timing.arguments(parser)
+    options = parser.parse_args(["--time", "--rows", "1"])
+    options.device, options.op, options.json = None, [], file
+    with pytest.raises(KeyboardInterrupt):
+        timing.main(options, "lockstep kernels --time")
+    assert len(json.loads(file.read_text())["rows"]) == 2
+    assert "2.00x" in capsys.readouterr().out
+
+
 def test_without_a_gpu_the_command_says_so() -> None:
     with pytest.raises(UserError, match="needs a GPU"):
         timing._need_gpu()
