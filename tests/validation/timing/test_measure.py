@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from validation.commands import measured as records
 from validation.commands import timing
 from validation.errors import UserError
 from validation.timing import measure, replay, worker
@@ -97,6 +98,7 @@ def test_an_interrupt_keeps_what_was_measured(
     monkeypatch.setattr(measure, "measured", cut_short)
     monkeypatch.setattr(replay, "memory_bandwidth", lambda: 4e12)
     monkeypatch.setattr(timing, "_need_gpu", lambda: None)
+    monkeypatch.setattr(records, "record", lambda command, names, device, entries: entries)
     one = SimpleNamespace(names=lambda setting: ["a", "b", "c"])
     monkeypatch.setitem(sys.modules, timing.SUBJECT, one)
     file = tmp_path / "times.json"
