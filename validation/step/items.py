@@ -63,7 +63,7 @@ QUICK_SLOW = (
     Item("plain", "plain"),
     Item("verify", "verify", drafts=1),
     Item("tenants", "tenants"),
-    Item("free_running", "free_running", steps=6),
+    Item("free_running", "free_running", steps=4),
 )
 FULL = (
     *QUICK[1:-2],
