@@ -29,6 +29,7 @@ from kernels_under_test.exchanges.words import (
     due,
     high_half,
     low_half,
+    mailbox,
     mixed,
     paired,
     payload,
@@ -44,12 +45,6 @@ FIELDS = tl.constexpr(20)
 # passed; the step and act that the lane is at.
 RECORD = tl.constexpr(16)
 POISON = tl.constexpr(0xDEADBEEF)
-
-
-@triton.jit
-def peer(peers, rank):
-    """The mailboxes of a rank, as this one addresses them."""
-    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.uint32)), 16)
 
 
 @triton.jit
@@ -126,7 +121,7 @@ def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew
         # Each rank begins with another peer, so that nobody is always the last to be served.
         target = (rank + i) % RANKS
         goes = live & ((owner == tl.where(to_owners > 0, target, rank)) | (whole > 0))
-        to = peer(peers, (target + turn) % RANKS) + start + within
+        to = mailbox(peers, (target + turn) % RANKS) + start + within
         if in_parts > 0:
             tl.store(to, word, mask=goes & first)
             delay(skew, rank, step, act, lane, 2 + i, ON_GPU)
@@ -169,7 +164,7 @@ def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, 
     word, missing = arrived(own + (start + source * slots) + within, mine, judged, spins * alive, ON_GPU)
     if pulled > 0:
         delay(skew, rank, step, act, lane, 24, ON_GPU)
-        word = tl.load(peer(peers, source) + stage + within, mask=mine, other=0, volatile=True)
+        word = tl.load(mailbox(peers, source) + stage + within, mask=mine, other=0, volatile=True)
     expected = relayed
     if relays < 0:
         expected = due(seed, step, publication, source, index, ON_GPU)
@@ -251,7 +246,7 @@ def acts_kernel(
     row, column = word // COLUMNS, word % COLUMNS
     within = (row * LANES + lane) * COLUMNS + column
     index, owner = within.to(tl.uint32), column // CHUNK_COLUMNS
-    record, own = records + lane * RECORD, peer(peers, rank)
+    record, own = records + lane * RECORD, mailbox(peers, rank)
     first_step, logged_from = tl.load(clock), tl.load(clock + 1)
     kept = state + lane * ROWS * COLUMNS + word
     held = tl.load(kept).to(tl.uint32, bitcast=True)

@@ -23,19 +23,13 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.exchanges.waiting import host_waits
-from kernels_under_test.exchanges.words import SENTINEL, canonical, high_half, low_half, paired
+from kernels_under_test.exchanges.words import SENTINEL, canonical, high_half, low_half, mailbox, paired
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PATIENCE = 40_000_000  # looks of a compiled wait: longer than it takes a peer to compile
 BLOCKS = {True: 512, False: 4096}  # words of a program, by whether it is compiled
-
-
-@triton.jit
-def mailbox(peers, rank):
-    """The mailboxes of a rank, as this one addresses them."""
-    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.uint32)), 16)
 
 
 @triton.jit

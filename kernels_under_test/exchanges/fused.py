@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from kernels_under_test.exchanges.collectives import added, mailbox, received, waited
-from kernels_under_test.exchanges.words import SENTINEL, canonical, high_half, low_half, paired, rounded
+from kernels_under_test.exchanges.collectives import added, received, waited
+from kernels_under_test.exchanges.words import (
+    SENTINEL,
+    canonical,
+    high_half,
+    low_half,
+    mailbox,
+    paired,
+    rounded,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -28,6 +28,12 @@ NAN = tl.constexpr(0x7FFF)
 
 
 @triton.jit
+def mailbox(peers, rank):
+    """The mailboxes of a rank, as this one addresses them."""
+    return tl.multiple_of(tl.load(peers + rank).to(tl.pointer_type(tl.uint32)), 16)
+
+
+@triton.jit
 def mixed(x):
     """A permutation of 32-bit words with low bias (Wellons, "Prospecting for hash functions", lowbias32)."""
     x = x ^ (x >> 16)

@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,18 +37,25 @@ def rooted(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Child:
-    """A started module. Its stdout is the pipe; its stderr goes to ``stderr``, or where the parent's goes."""
+    """A started module, with ``words`` as its arguments and the descriptors ``files`` open. Its stdout is the
+    pipe; its stderr goes to ``stderr``, or where the parent's goes."""
 
     def __init__(
-        self, module: str, env: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
+        self,
+        module: str,
+        env: Mapping[str, str] | None = None,
+        stderr: IO[bytes] | None = None,
+        words: Sequence[str] = (),
+        files: Sequence[int] = (),
     ) -> None:
         self._unread = b""
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module],
+            [sys.executable, "-P", "-m", module, *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=rooted(os.environ) if env is None else dict(env),
+            pass_fds=tuple(files),
             start_new_session=True,
         )
         assert self.process.stdout is not None

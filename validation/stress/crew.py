@@ -11,22 +11,19 @@ What this catches: ranks that end, hang or refuse. What it cannot catch: a machi
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import validation
 from validation.errors import UserError
+from validation.execution.child import Child
 from validation.execution.process import environment
-from validation.report.plain import dump_line, from_plain, to_plain
+from validation.report.plain import from_plain, to_plain
 from validation.stress import memory
 from validation.stress.job import Answer, Job, Order, Setup
 from validation.stress.layout import layout
@@ -55,31 +52,23 @@ class Rank:
     """One process: orders to it, lines from it."""
 
     def __init__(self, setup: Setup, env: dict[str, str], log: Path) -> None:
-        self.number, self.log, self.unread = setup.rank, log, b""
+        self.number, self.log = setup.rank, log
         with log.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "validation.stress.rank", json.dumps(to_plain(setup))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=env,
-                pass_fds=(setup.file,), start_new_session=True,
-            )  # fmt: skip
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdout.fileno(), False)
+            self.child = Child(
+                "validation.stress.rank", env, stderr, (json.dumps(to_plain(setup)),), (setup.file,)
+            )
 
     def send(self, order: Order) -> None:
         """One order; a rank that is gone is noticed when it is listened to."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):
-            self.process.stdin.write((dump_line(order) + "\n").encode())
-            self.process.stdin.flush()
+        self.child.send(order)
 
     def answers(self) -> list[Answer]:
         """What has arrived."""
-        assert self.process.stdout is not None
-        with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.process.stdout.fileno(), 1 << 20):
-                self.unread += chunk
-        *lines, self.unread = self.unread.split(b"\n")
-        return [from_plain(Answer, json.loads(line)) for line in lines]
+        return [from_plain(Answer, message) for message in self.child.receive()[0]]
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        return self.child.process
 
     @property
     def ended(self) -> bool:
@@ -93,12 +82,7 @@ class Rank:
 
     def end(self) -> None:
         """Kill it with what it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        self.child.kill()
 
 
 class Crew:
@@ -138,7 +122,6 @@ class Crew:
         self.file = memory.create(self.count, self.lanes, self.words)
         self.shared = memory.attach(self.file, self.count, self.lanes, self.words)
         env = environment(self.device) | memory.NO_MULTICAST
-        env["PYTHONPATH"] = str(Path(validation.__file__).parents[1]) + os.pathsep + env.get("PYTHONPATH", "")
         for number in range(self.count):
             store = str(Path(self.folder.name) / "store")
             setup = Setup(number, self.count, self.lanes, self.device, self.file, store, self.kernels)

@@ -22,8 +22,8 @@ import traceback
 from typing import IO, Any
 
 from validation.errors import UserError
-from validation.execution.worker import die_with_parent, private_streams
-from validation.report.plain import dump_line, from_plain
+from validation.execution.child import die_with_parent, private_streams, say
+from validation.report.plain import from_plain
 from validation.stress.job import Answer, Order, Setup
 from validation.trace import describe
 
@@ -41,8 +41,7 @@ def main(request: str) -> None:
 
     def answer(message: Answer) -> None:
         with lock, contextlib.suppress(BrokenPipeError):
-            replies.write(dump_line(message) + "\n")
-            replies.flush()
+            say(replies, message)
 
     try:
         engine = _engine(setup)
