@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from toy import command, environment, lockstep, plugin
 
+from tests.processes import PATIENCE, eventually, running
 from validation.contracts.contract import Case
 from validation.errors import UserError
 from validation.execution.journal import FILE, Header, Journal, reopen
@@ -32,13 +33,11 @@ def interrupted(folder: Path, sent: signal.Signals = signal.SIGINT) -> tuple[sub
     run = subprocess.Popen(
         words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until = time.monotonic() + 20
-    while "3" not in (folder / "began").read_text() if (folder / "began").exists() else True:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    time.sleep(0.3)
+    began = folder / "began"
+    assert eventually(lambda: began.exists() and "3" in began.read_text())
+    time.sleep(0.3)  # into the case
     run.send_signal(sent)
-    out, err = run.communicate(timeout=20)
+    out, err = run.communicate(timeout=PATIENCE)
     return run, out, err
 
 
@@ -65,16 +64,14 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     body = 'open(f"pid{a.seed}", "w").write(str(os.getpid())); time.sleep(600)'
     words = command("kernels", "--device", "cpu", "--plugin", plugin(tmp_path, body).name)
     run = subprocess.Popen(words, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 20
-    while not (pids := list(tmp_path.glob("pid*"))) or not pids[0].read_text():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+
+    def said() -> list[int]:
+        return [int(text) for path in tmp_path.glob("pid*") if (text := path.read_text())]
+
+    assert eventually(said)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
-    worker = Path(f"/proc/{pids[0].read_text()}/stat")
-    while worker.exists() and worker.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    assert eventually(lambda: not any(running(pid) for pid in said()))
 
 
 def test_a_resumed_run_does_only_what_is_left(tmp_path: Path) -> None:

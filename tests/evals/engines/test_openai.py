@@ -6,7 +6,6 @@ import importlib.util
 import json
 import math
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,12 +108,10 @@ def test_probe_tells_an_honest_server_from_one_that_ignores_seeds(toy: Toy) -> N
 
 
 def test_distinct_seeds_do_not_serialise(toy: Toy) -> None:
-    """32 requests of 0.1 s with 32 seeds take a few tenths, and 32 are in flight at once."""
-    engine = toy.engine("delay=0.05", concurrency=32)
+    """32 requests with 32 seeds are in flight at once, or nearly."""
+    engine = toy.engine("delay=0.5", concurrency=32)
     requests = [Request(f"{i}", i, Sampling(max_tokens=2), prompt="x") for i in range(32)]
-    began = time.monotonic()
     assert len(answers(engine, *requests)) == 32
-    assert time.monotonic() - began < 1.6
     assert max(body["running"] for body in toy.seen()) > 16
 
 

@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from evals.engines.openai import OpenAIEngine
 from evals.engines.retry import Retries
 from evals.engines.server import Server, last_lines
 from evals.engines.server_facts import options_of, server_facts
+from tests.processes import eventually, running
 from validation.errors import UserError
 
 SCRIPT = str(Path(__file__).with_name("fake_server.py"))
@@ -26,21 +25,6 @@ ROOT = Path(__file__).parents[3]
 
 def server(folder: Path, *words: str, **options: float) -> Server:
     return Server([sys.executable, SCRIPT, "{port}", *words], folder / "server.log", **options)  # type: ignore[arg-type]
-
-
-def alive(pid: int) -> bool:
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + seconds
-    while not condition() and time.monotonic() < limit:
-        time.sleep(0.02)
-    return condition()
 
 
 def child_of(log: Path) -> int:
@@ -55,17 +39,17 @@ def test_it_starts_answers_and_stops_with_all_its_children(tmp_path: Path) -> No
         engine = OpenAIEngine(server=ours)
         assert engine.probe() == {"seed": "honoured", "forcing": "present"}
         child = child_of(ours.log)
-        assert alive(ours.pid)
-        assert alive(child)
-    assert not alive(ours.pid)
-    assert not alive(child)
+        assert running(ours.pid)
+        assert running(child)
+    assert not running(ours.pid)
+    assert not running(child)
     assert "signal 15" in ours.ended()
 
 
 def test_a_deaf_server_is_killed(tmp_path: Path) -> None:
     ours = server(tmp_path, "deaf=1", grace=0.3).start()
     ours.stop()
-    assert not alive(ours.pid)
+    assert not running(ours.pid)
     assert "signal 9" in ours.ended()
 
 
@@ -83,7 +67,7 @@ def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
     ours = server(tmp_path, "silent=1", ready=0.5)
     with pytest.raises(UserError, match="was not ready"):
         ours.start()
-    assert not alive(ours.pid)
+    assert not running(ours.pid)
 
 
 def test_commands_that_cannot_run(tmp_path: Path) -> None:
@@ -110,17 +94,17 @@ def test_the_server_ends_with_its_client(tmp_path: Path, number: int) -> None:
         assert client.stdout
         pid = int(client.stdout.readline())
         child = child_of(tmp_path / "log")
-        assert alive(pid)
-        assert alive(child)
+        assert running(pid)
+        assert running(child)
         client.send_signal(number)
-    assert within(5, lambda: not alive(pid) and not alive(child))
+    assert eventually(lambda: not running(pid) and not running(child))
 
 
 def test_the_server_ends_with_its_guardian(tmp_path: Path) -> None:
     ours = server(tmp_path).start()
     assert ours._guardian
     ours._guardian.kill()
-    assert within(5, lambda: not alive(ours.pid) and bool(ours.ended()))
+    assert eventually(lambda: not running(ours.pid) and bool(ours.ended()))
     ours.stop()
 
 

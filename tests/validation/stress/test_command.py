@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.processes import PATIENCE, eventually, running
 from validation.cli import main
 from validation.errors import UserError
 from validation.stress import memory
@@ -121,32 +122,28 @@ def test_too_much_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "validation", "stress", "--seconds", "100"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    assert running.stderr.readline().startswith("lockstep: real tensors")
-    children = _children(running.pid)
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    assert run.stderr.readline().startswith("lockstep: real tensors")
+    children = _children(run.pid)
     assert len(children) >= 2
-    running.send_signal(number)
-    assert running.wait(20) == 130
-    time.sleep(0.2)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    run.send_signal(number)
+    assert run.wait(PATIENCE) == 130
+    assert eventually(lambda: not any(running(pid) for pid in children))
 
 
 def test_a_parent_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "validation", "stress", "--seconds", "100", "--mode", "canaries"]
     command += ["--exchanges", "100000"]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    assert running.stderr is not None
-    while "pilot" not in running.stderr.readline():
-        pass
+    run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    assert run.stderr is not None
+    while "pilot" not in (line := run.stderr.readline()):
+        assert line, "ended before its pilot"
     time.sleep(2)  # into a run that takes them longer than this test waits
-    children = _children(running.pid)
-    running.kill()
-    running.wait()
-    until = time.monotonic() + 10
-    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in children):
-        time.sleep(0.1)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    children = _children(run.pid)
+    run.kill()
+    run.wait()
+    assert eventually(lambda: not any(running(pid) for pid in children))
 
 
 def _children(parent: int) -> list[int]:

@@ -109,7 +109,7 @@ def environment() -> dict[str, str]:
 def lockstep(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run the command in ``folder`` to its end."""
     env = environment() | more
-    return subprocess.run(command(*words), cwd=folder, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command(*words), cwd=folder, env=env, capture_output=True, text=True, timeout=180)
 
 
 def plugin(
