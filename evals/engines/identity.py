@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from evals.engines.hashing import text_hash
 
 if TYPE_CHECKING:
-    from evals.engines.in_process import Options
+    from evals.engines.in_process_options import Options
 
 
 def in_process_facts(folder: Path, options: Options, model: Any, tokenizer: Any) -> dict[str, Any]:

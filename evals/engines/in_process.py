@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evals.engines.api import Done, Request, Response
 from evals.engines.hashing import hash_ids
+from evals.engines.identity import in_process_facts
+from evals.engines.in_process_options import BACKENDS, DTYPES, Options
 from evals.engines.prefill import SHIFTS, TOGETHER, Prefill, Waiting
 from validation.errors import UserError
 
@@ -30,27 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKENDS", "SHIFTS", "InProcessEngine", "Options"]
 
-BACKENDS = ("eager", "inductor")
-DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the model runs. ``rows`` decode together; ``lengths`` are the cache lengths the step is built
-    for."""
-
-    backend: str = "eager"
-    dtype: str = "bfloat16"
-    device: str = "cpu"
-    rows: int = 32
-    lengths: tuple[int, ...] = (256, 512)
-    threads: int = 0  # 0: as torch chooses
-
 
 class InProcessEngine:
     """One backend of one model folder (see ``evals.engines.api.Engine``)."""
 
-    def __init__(self, folder: Path, options: Options = Options()) -> None:
+    def __init__(self, folder: Path, options: Options | None = None) -> None:
+        options = options or Options()
         if options.backend not in BACKENDS:
             raise UserError(f"backend '{options.backend}' is unknown; choose one of {', '.join(BACKENDS)}")
         if options.dtype not in DTYPES:
@@ -66,8 +52,6 @@ class InProcessEngine:
 
     def facts(self) -> dict[str, Any]:
         """What the comparability guard compares."""
-        from evals.engines.identity import in_process_facts
-
         return in_process_facts(self.folder, self.options, self.model, self.tokenizer)
 
     def tokenize(self, request: Request) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,9 +28,11 @@ def library(name: str) -> Any:
 
 
 class Experts:
-    """w13 and w2 of all experts, ready for the library; a call computes the weighted sum over 16 experts."""
+    """w13 and w2 of all experts, ready for the library; a call computes the weighted sum over 16 experts.
+    ``activation`` makes hidden rows [row, f] of gate and up [row, 2 f]."""
 
-    def __init__(self, w: Moe) -> None:
+    def __init__(self, w: Moe, activation: Callable[[Tensor], Tensor]) -> None:
+        self._activation = activation
         self._ogs = library("matmul_ogs")
         self._routing = library("routing")
         self._topk = library("topk").topk
@@ -50,8 +53,6 @@ class Experts:
         return weight, self._ogs.PrecisionConfig(weight_scale=scale, flex_ctx=context)
 
     def __call__(self, x: Tensor, scores: Tensor, ids: Tensor, weights: Tensor, out: Tensor) -> None:
-        from kernels_under_test.layers.stock import situ
-
         # The library reads both with the stride of a dense row; what Inductor hands over may lie otherwise.
         # Ids of 32 bits: of 16 it makes a bit matrix by shifts in 16 bits, and half of the experts are lost.
         ids, weights = ids.contiguous(), weights.contiguous()
@@ -60,7 +61,8 @@ class Experts:
         hidden = self._ogs.matmul_ogs(
             x, self._w13, None, data, gather_indx=gather, precision_config=self._config13
         )
+        hidden = self._activation(hidden)
         self._ogs.matmul_ogs(
-            situ(hidden), self._w2, None, data, scatter_indx=scatter, precision_config=self._config2,
+            hidden, self._w2, None, data, scatter_indx=scatter, precision_config=self._config2,
             gammas=data.gate_scal, y=out[None],
         )  # fmt: skip

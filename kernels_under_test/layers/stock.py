@@ -225,7 +225,7 @@ def moe(shapes: Shapes, rows: int) -> list[Step]:
     from kernels_under_test.layers.released_moe import Experts
 
     w = Moe(shapes, 1)
-    experts = once(lambda: Experts(w))
+    experts = once(lambda: Experts(w, situ))
     hidden = bf16(rows, HIDDEN, scale=1.0)
     logits = torch.empty(rows, EXPERTS, dtype=torch.float32, device="cuda").normal_()
     latent = bf16(rows, LATENT, scale=1.0)
