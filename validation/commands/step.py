@@ -84,7 +84,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 def _run(options: argparse.Namespace, command: str) -> int:
     from validation import providers
     from validation.report.terminal import show
-    from validation.run import REPORTS, new_folder, write
+    from validation.run import REPORTS, new_folder, terminable, write
     from validation.step.crew import Setup, session_of, work_of
 
     names = options.provider or ([] if options.plugin else list(DEFAULT))
@@ -102,16 +102,22 @@ def _run(options: argparse.Namespace, command: str) -> int:
     setup.folder = str(folder)
     began = time.monotonic()
     results: dict[int, CaseResult] = {}
-    interrupted = False
+    interrupted, stopped = False, ""
     try:
-        _walk(setup, work, results)
+        with terminable():
+            _walk(setup, work, results)
     except KeyboardInterrupt:
         interrupted = True
+    except UserError as error:  # of one walk: what the others gave is kept
+        if not results:
+            raise
+        stopped = str(error)
     ordered = [results[index] for index in sorted(results)]
     document = _document(command, ordered, len(work), work, options)
+    document.notes = [*filter(None, [stopped]), *document.notes]
     document.skipped = dict(loaded.skipped)
     document.seconds = time.monotonic() - began
-    trouble = write(document, folder)
+    trouble = "; ".join(filter(None, [stopped, write(document, folder)]))
     return conclude(document, options, folder, show, interrupted, trouble)
 
 
