@@ -150,7 +150,7 @@ def test_a_damaged_capture_is_refused_whatever_is_missing(tmp_path: Path) -> Non
         save_file(held, tmp_path / "damaged", {"facts": json.dumps(said)})
         if said != facts and isinstance(said, dict) and "executor" not in said:
             continue  # nothing depends on who it was
-        with pytest.raises(UserError, match="is damaged|is no capture|is a capture of configuration"):
+        with pytest.raises(UserError, match=r"is damaged|is no capture|is a capture of configuration"):
             load_capture(tmp_path / "damaged", walk.config)
 
 

@@ -140,8 +140,8 @@ def test_progress_that_lacks_something_or_cannot_be_kept_is_one_line(tmp_path: P
         (tensors, facts | {"result": less}),
     ]:
         save_file(held, kept, {"facts": json.dumps(said)})
-        with pytest.raises(UserError, match="holds no progress.*delete it to start anew"):
+        with pytest.raises(UserError, match=r"holds no progress.*delete it to start anew"):
             progress.load(kept, walk, LongRun())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot keep the progress .*make room and run again"):
+    with pytest.raises(UserError, match=r"cannot keep the progress .*make room and run again"):
         progress.save(tmp_path / "file" / "run.safetensors", walk, result, 3)
