@@ -31,7 +31,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_run_passes_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["stress", "--exchanges", "30", "--seconds", "60", "--mode", "payloads", "--mode", "canaries"]
+    words = ["stress", "--exchanges", "30", "--seconds", "300", "--mode", "payloads", "--mode", "canaries"]
     assert main([*words, "--json", "found.json", "--junit", "found.xml"]) == 0
     said = capsys.readouterr().out
     assert "negative controls: 2 of 2 planted faults found" in said
@@ -59,7 +59,7 @@ def test_a_control_that_cannot_fail_makes_the_run_undecided(
 
     too_short = replace(fault_named("row_too_many"), steps=1)  # it errs in step 1, which is never made
     monkeypatch.setattr(campaign, "controls", lambda modes, every: [too_short])
-    assert main(["stress", "--exchanges", "10", "--seconds", "60", "--mode", "canaries"]) == 2
+    assert main(["stress", "--exchanges", "10", "--seconds", "300", "--mode", "canaries"]) == 2
     said = capsys.readouterr().out
     assert "planted fault row_too_many was not found: canaries proves nothing" in said
 
