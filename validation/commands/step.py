@@ -64,6 +64,11 @@ def main(options: argparse.Namespace, command: str) -> int:
         raise UserError(f"--layers {options.layers}: from 3 to 16")
     if not 0 <= options.seed < 2**31:
         raise UserError(f"--seed {options.seed}: from 0 to {2**31 - 1}")
+    alone = [n for n in ("faults", "ranks", "replay") if getattr(options, n) not in (None, False)]
+    if len(alone) > 1:
+        raise UserError(f"--{' and --'.join(alone)}: each stops after its own work; give one of them")
+    if alone and (options.junit or (options.json and alone != ["faults"])):
+        raise UserError(f"--{alone[0]} writes no such document: leave out --json and --junit")
     check_outputs(options)
     from validation.run import choose_device
 

@@ -9,7 +9,7 @@ from validation.stress.campaign import Plan, Results, _compare, bound_words
 from validation.stress.job import Answer, Job
 from validation.stress.outcome import Outcome
 
-RIGHT, OTHER = "00000001" "00000002", "00000001" "00000003"
+RIGHT, OTHER = "0000000100000002", "0000000100000003"
 
 
 def _outcome(name: str, hashes: str = RIGHT) -> Outcome:
