@@ -32,12 +32,14 @@ COLLECTIVES = "kernels_under_test.exchanges.collectives"
 BORROWED = {"one_shot": "oproj", "two_shot": "oproj_recv", "reduce_scatter": "rs", "all_gather": "out"}
 MAILBOXES = {name: (box,) for name, box in BORROWED.items()} | {"two_shot": ("oproj_recv", "oproj_gather")}
 ROWS, WIDTH = {"cpu": (1, 8), "cuda": (1, 8, 33, 64)}, {"cpu": 256, "cuda": 7168}
+MISSING = "a wait ran out; what follows was not run"
 TIMED_ROWS, CALLS, REPLAYS = (1, 8, 64), 100, 9
 
 
 def compare(engine: Engine, timed: bool) -> Answer:
     """Check all exchanges, and time them where asked for; mailboxes must be new."""
     answer = Answer("compared", engine.setup.rank)
+    engine.late.zero_()
     device = engine.device.type
     for name in BORROWED:
         for rows in ROWS[device]:
@@ -48,6 +50,9 @@ def compare(engine: Engine, timed: bool) -> Answer:
                 if wrong:
                     answer.findings.append(f"{words}: {wrong} words are wrong")
                 answer.findings += [f"{words}: {line}" for line in not_rearmed(engine, MAILBOXES[name], turn)]
+                if engine.late.any():
+                    answer.findings.insert(0, f"hang: {words}: {MISSING}")
+                    return answer
     if timed and device == "cuda":
         for rows in TIMED_ROWS:
             answer.timed |= _times(engine, rows)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from validation.stress.compare import not_rearmed
+from validation.stress.compare import MISSING, not_rearmed
 from validation.stress.job import Answer
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ EPS = 12.0  # beside a mean square of 4
 def fused(engine: Engine) -> Answer:
     """Run and check all calls; mailboxes must be new."""
     answer = Answer("fused", engine.setup.rank)
+    engine.late.zero_()
     for name, check in (("o-projection", _oproj), ("tail", _tail)):
         for call in range(CALLS):
             found, expected = check(engine, call)
@@ -45,6 +46,9 @@ def fused(engine: Engine) -> Answer:
             for boxes, parity in _left(name, call):
                 lines = not_rearmed(engine, boxes, parity)
                 answer.findings += [f"fused {name}, call {call}: {line}" for line in lines]
+            if engine.late.any():
+                answer.findings.insert(0, f"hang: fused {name}, call {call}: {MISSING}")
+                return answer
     return answer
 
 

@@ -22,9 +22,9 @@ def _engine() -> Any:
     own = torch.empty(PLACED.words, dtype=torch.int32)
     fill(own, PLACED)
     setup = SimpleNamespace(rank=0, ranks=2)
-    return SimpleNamespace(
-        setup=setup, layout=PLACED, boxes=SimpleNamespace(own=own), device=torch.device("cpu")
-    )
+    late = torch.zeros(1, dtype=torch.int32)
+    boxes = SimpleNamespace(own=own)
+    return SimpleNamespace(setup=setup, layout=PLACED, boxes=boxes, device=torch.device("cpu"), late=late)
 
 
 def _holding(name: str, parity: int, words: int) -> Any:
@@ -88,3 +88,20 @@ def test_a_fused_exchange_re_arms_its_own_parity_or_that_before(box: str, parity
     words = f"1 words of {box}, parity {parity}, are not re-armed"
     found = fused.fused(_holding(box, parity, 1)).findings
     assert found == [f"fused {name}, call {number}: {words}" for number in numbers]
+
+
+def test_a_wait_that_runs_out_is_a_finding_and_nothing_is_run_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    def hangs(engine: Any, *words: Any) -> Any:
+        calls.append(1)
+        engine.late += 1
+        return (torch.ones(1), torch.zeros(1)) if len(words) == 1 else 1
+
+    for module, name in ((compare, "_checked"), (fused, "_oproj")):
+        monkeypatch.setattr(module, name, hangs)
+    assert compare.compare(_engine(), timed=False).findings[0].startswith("hang: one_shot of 1 x 256: a wait")
+    assert fused.fused(_engine()).findings[0].startswith("hang: fused o-projection, call 0: a wait ran out")
+    assert len(calls) == 2
