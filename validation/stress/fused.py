@@ -103,8 +103,9 @@ def _tail(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
     partials = _integers(draw, ranks, ROWS, depth)
     partials[0] = z - partials[1:].sum(0)
     gamma = _integers(draw, depth) + 3
-    weight = _integers(draw, ranks, width // ranks, depth)
-    shared = _integers(draw, ranks, ranks, ROWS, width // ranks)  # [source, owner, row, column]
+    # Large enough that both addends of the result have to be rounded.
+    weight = _integers(draw, ranks, width // ranks, depth, most=16)
+    shared = _integers(draw, ranks, ranks, ROWS, width // ranks, most=200)  # [source, owner, row, column]
     up = (z / 4 * gamma @ weight.transpose(1, 2)).bfloat16().double()
     whole = (up + shared.sum(0).bfloat16().double()).transpose(0, 1).reshape(ROWS, width)
     out = torch.zeros(ROWS, width // 2, dtype=torch.int32, device=device)
