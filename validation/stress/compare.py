@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +68,12 @@ def not_rearmed(engine: Engine, names: tuple[str, ...], parity: int) -> list[str
 
 
 def tensors(engine: Engine, rows: int, width: int, seed: int) -> Tensor:
-    """BF16 [ranks, rows, width] of all ranks, with -0, infinities and the sentinel among them."""
+    """BF16 [ranks, rows, width] of all ranks, with -0, infinities and the sentinel among them. In a few
+    columns two ranks cancel: which of the others' addends are lost tells in which order they were added."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(engine.setup.ranks, rows, width, generator=draw).bfloat16()
+    for i, (one, other) in enumerate(combinations(range(engine.setup.ranks), 2)):
+        x[one, :, 3 + 4 * i :: 128], x[other, :, 3 + 4 * i :: 128] = 2.0**40, -(2.0**40)
     x.view(-1)[::97] = -0.0
     x.view(-1)[5::1013] = float("inf")
     x.view(-1, 2)[::41] = torch.tensor([0.0, -0.0], dtype=x.dtype)

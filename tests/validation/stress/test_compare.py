@@ -51,6 +51,18 @@ def test_every_rank_sends_words_that_equal_the_sentinel() -> None:
         assert bool((words == signed(SENTINEL)).flatten(1).any(1).all())
 
 
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_sums_tell_the_order_of_ranks(ranks: int) -> None:
+    engine = _engine()
+    engine.setup.ranks = ranks
+    x = compare.tensors(engine, 1, 256, 0)
+    in_order = compare.right("one_shot", x, 0)
+    assert torch.equal(in_order, compare.right("one_shot", x[[1, 0, *range(2, ranks)]], 0)), "a + b is b + a"
+    for i in range(1, ranks - 1):  # any two neighbours swapped
+        order = [*range(i), i + 1, i, *range(i + 2, ranks)]
+        assert not torch.equal(in_order, compare.right("one_shot", x[order], 0))
+
+
 def test_new_mailboxes_are_in_order() -> None:
     assert compare.compare(_engine(), timed=False).findings == []
     assert fused.fused(_engine()).findings == []
