@@ -6,8 +6,10 @@ import pytest
 
 from validation.commands.stress_report import cases
 from validation.stress.campaign import Plan, Results, _compare, bound_words
+from validation.stress.drills import Drill
 from validation.stress.job import Answer, Job
 from validation.stress.outcome import Outcome
+from validation.stress.repeats import Repeat
 
 RIGHT, OTHER = "0000000100000002", "0000000100000003"
 
@@ -64,3 +66,17 @@ def test_a_finding_is_repeated_with_the_options_of_its_run() -> None:
     assert finding.replay == (
         "lockstep stress --device cpu --ranks 2 --lanes 1 --layers LL --batches 8 16 --seed 3"
     )
+
+
+def test_a_drill_or_a_flipped_bit_that_goes_unnoticed_is_no_pass() -> None:
+    results = _results()
+    _compare(results)
+    results.drills = [Drill("kill", 1, 2.0, False, "nothing was found")]
+    results.repeats = [Repeat("torch", 16, noticed=False)]
+    assert results.verdict == "undecided"
+    assert results.doubts == [
+        "kill of rank 1: not named in time: nothing was found",
+        "torch: a flipped bit went unnoticed",
+    ]
+    results.errors = ["rank 1 was killed by SIGKILL"]
+    assert results.verdict == "error"
