@@ -110,7 +110,7 @@ def run(
     notes = _resumed(results, journal.header.environment, environment)
     interrupted, trouble = False, ""
     try:
-        with _terminable():
+        with terminable():
             _execute(plan, journal, folder, results)
         journal.close()
     except KeyboardInterrupt:
@@ -226,7 +226,7 @@ def _resumed(results: dict[str, CaseResult], before: dict[str, Any], now: dict[s
 
 
 @contextlib.contextmanager
-def _terminable() -> Generator[None, None, None]:
+def terminable() -> Generator[None, None, None]:
     """SIGTERM ends a run as Ctrl-C does (CI cancels with it)."""
     if threading.current_thread() is not threading.main_thread():
         yield

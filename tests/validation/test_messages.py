@@ -22,7 +22,7 @@ BAD_WORDS = [
     ((*CPU, "--tier", "huge"), "argument --tier: invalid choice: 'huge' (choose from 'quick', 'full')"),
     (("kernels", "--device", "tpu"), "argument --device: invalid choice: 'tpu'"),
     ((*CPU, "--seed", "x"), "argument --seed: invalid int value: 'x'"),
-    ((*CPU, "--case-timeout", "0"), "argument --case-timeout: invalid seconds value: '0'"),
+    ((*CPU, "--case-timeout", "0"), "argument --case-timeout: '0' is no number of seconds above 0"),
     ((*CPU, "--frobnicate"), "unrecognized arguments: --frobnicate"),
     (("nope",), "invalid choice: 'nope' (choose from"),
     ((*CPU, "--json", "no/where/r.json"), "cannot write --json no/where/r.json: no such file or directory"),

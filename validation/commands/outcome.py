@@ -61,9 +61,12 @@ def common_arguments(parser: argparse.ArgumentParser) -> None:
 
 def seconds(text: str) -> float:
     """A positive number of seconds."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds above 0")
     return value
 
 

@@ -64,6 +64,11 @@ def main(options: argparse.Namespace, command: str) -> int:
         raise UserError(f"--layers {options.layers}: from 3 to 16")
     if not 0 <= options.seed < 2**31:
         raise UserError(f"--seed {options.seed}: from 0 to {2**31 - 1}")
+    alone = [n for n in ("faults", "ranks", "replay") if getattr(options, n) not in (None, False)]
+    if len(alone) > 1:
+        raise UserError(f"--{' and --'.join(alone)}: each stops after its own work; give one of them")
+    if alone and (options.junit or (options.json and alone != ["faults"])):
+        raise UserError(f"--{alone[0]} writes no such document: leave out --json and --junit")
     check_outputs(options)
     from validation.run import choose_device
 
@@ -84,7 +89,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 def _run(options: argparse.Namespace, command: str) -> int:
     from validation import providers
     from validation.report.terminal import show
-    from validation.run import REPORTS, new_folder, write
+    from validation.run import REPORTS, new_folder, terminable, write
     from validation.step.crew import Setup, session_of, work_of
 
     names = options.provider or ([] if options.plugin else list(DEFAULT))
@@ -102,16 +107,22 @@ def _run(options: argparse.Namespace, command: str) -> int:
     setup.folder = str(folder)
     began = time.monotonic()
     results: dict[int, CaseResult] = {}
-    interrupted = False
+    interrupted, stopped = False, ""
     try:
-        _walk(setup, work, results)
+        with terminable():
+            _walk(setup, work, results)
     except KeyboardInterrupt:
         interrupted = True
+    except UserError as error:  # of one walk: what the others gave is kept
+        if not results:
+            raise
+        stopped = str(error)
     ordered = [results[index] for index in sorted(results)]
     document = _document(command, ordered, len(work), work, options)
+    document.notes = [*filter(None, [stopped]), *document.notes]
     document.skipped = dict(loaded.skipped)
     document.seconds = time.monotonic() - began
-    trouble = write(document, folder)
+    trouble = "; ".join(filter(None, [stopped, write(document, folder)]))
     return conclude(document, options, folder, show, interrupted, trouble)
 
 

@@ -29,6 +29,7 @@ SECONDS = {"quick": {"cpu": 115.0, "cuda": 90.0}, "full": {"cpu": 900.0, "cuda":
 REPEATS = {"quick": 16, "full": 500}  # decode steps walked again
 RISK = 1.0
 MOST_RANKS = {"cpu": 4, "cuda": 8}
+MOST = 10**12  # exchanges or tokens: beyond it no run of months would get
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +81,8 @@ def main(options: argparse.Namespace, command: str) -> int:
     if options.list:
         return _list()
     check_outputs(options)
+    if options.fault and (options.json or options.junit):
+        raise UserError("--fault prints and writes no document: leave out --json and --junit, or --fault")
     plan = _plan(options)
     if options.fault:
         return _plant(plan, options)
@@ -115,8 +118,10 @@ def _plan(options: argparse.Namespace) -> Plan:
         raise UserError(f"--ranks {options.ranks}: 2 to {MOST_RANKS[device]} on {device}")
     for name in options.mode:
         only(name, device, 0)
-    if options.risk <= 0 or options.trials < 0 or not 0 <= options.seed < 2**31:
-        raise UserError("--risk must be above 0, --trials at least 0, --seed from 0 to 2147483647")
+    if not 1 / MOST <= options.risk <= MOST:
+        raise UserError(f"--risk {options.risk:g}: from {1 / MOST:g} to {MOST:g} failures in a reply")
+    if options.trials < 0 or not 0 <= options.seed < 2**31:
+        raise UserError("--trials must be at least 0, --seed from 0 to 2147483647")
     choose_device(device)
     if options.backend and device == "cuda":
         raise UserError("--backend: decode steps are walked on a CPU; leave out --device cuda")
@@ -127,14 +132,12 @@ def _plan(options: argparse.Namespace) -> Plan:
         providers.load(list(backends), [], "cpu")
     if device == "cuda":
         _need_gpus(options.ranks)
-    layers, batches = (
-        options.layers or (SHORT if device == "cpu" else SUBJECT),
-        tuple(options.batches or BATCHES),
-    )
+    usual = SHORT if device == "cpu" else SUBJECT
+    layers, batches = usual if options.layers is None else options.layers, tuple(options.batches or BATCHES)
     check(Setting(options.ranks, layers, batches, barrier=False))
     if len(batches) > 64:
         raise UserError(f"--batches: at most 64 different ones, not {len(batches)}")
-    lanes = options.lanes or LANES[device]
+    lanes = LANES[device] if options.lanes is None else options.lanes
     if not 1 <= lanes <= 112:
         raise UserError(f"--lanes {lanes}: 1 to 112, which is a row of 7,168 columns")
     tier = options.tier
@@ -151,13 +154,14 @@ def _exchanges(options: argparse.Namespace) -> int:
     from validation.stress import bound
     from validation.stress.script import exchanges_a_token
 
-    if options.exchanges is not None and options.exchanges < 1:
-        raise UserError(f"--exchanges {options.exchanges}: at least 1")
-    if options.reply is None:
-        return options.exchanges or EXCHANGES[options.tier][options.device]
-    if options.reply < 1:
-        raise UserError(f"--reply {options.reply}: at least 1 token")
-    return bound.needed(options.reply, exchanges_a_token(), options.risk)
+    usual, reply = EXCHANGES[options.tier][options.device], options.reply
+    if reply is not None and not 1 <= reply <= MOST:
+        raise UserError(f"--reply {reply}: from 1 to {MOST:,} tokens")
+    needed = bound.needed(reply, exchanges_a_token(), options.risk) if reply else options.exchanges
+    if needed is not None and not 1 <= needed <= MOST:
+        said = f"--risk {options.risk:g}" if reply else f"--exchanges {options.exchanges}"
+        raise UserError(f"{said}: from 1 to {MOST:,} exchanges can be asked for")
+    return usual if needed is None else needed
 
 
 def _need_gpus(ranks: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from validation.report.schema import CaseResult, Document, Finding
-from validation.stress.campaign import CONTRACT, Results
+from validation.stress.campaign import CONTRACT, Plan, Results
 from validation.stress.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -34,15 +34,17 @@ def _case(outcome: Outcome, results: Results) -> CaseResult:
     case = CaseResult(job.name, "triton", words, verdict, seconds=outcome.seconds)
     case.note = f"{outcome.exchanges:,} exchanges" + (f"; {said[0]}" if outcome.deaths else "")
     if verdict == "fail":
-        case.findings = [_finding(job.name, words, line, plan.seed) for line in said[:8]]
+        case.findings = [_finding(job.name, words, line, plan) for line in said[:8]]
     return case
 
 
-def _finding(name: str, words: str, line: str, seed: int) -> Finding:
+def _finding(name: str, words: str, line: str, plan: Plan) -> Finding:
     statistic, _, rest = line.partition(": ")
+    again = f"lockstep stress --device {plan.device} --ranks {plan.ranks} --lanes {plan.lanes}"
+    again += f" --layers {plan.layers} --batches {' '.join(map(str, plan.batches))} --seed {plan.seed}"
     return Finding(
         "stress", name, "triton", words, statistic, "", 1.0, 0.0, rest.split(":")[0], line,
-        f"lockstep stress --seed {seed}",
+        again,
     )  # fmt: skip
 
 

@@ -63,10 +63,16 @@ def main(options: argparse.Namespace, command: str) -> int:
     began = time.perf_counter()
     proofs, controls = _run(jobs, faults)
     verdict = _verdict(proofs, controls)
-    if options.json:
-        _write(options.json, command, verdict, proofs, controls, time.perf_counter() - began)
+    trouble = ""
+    try:
+        if options.json:
+            _write(options.json, command, verdict, proofs, controls, time.perf_counter() - began)
+    except UserError as error:  # what was proved is shown all the same
+        trouble = str(error)
     streams.try_to(lambda: _show(proofs, controls, bool(options.fault)))
     print(_summary(verdict, proofs, controls, time.perf_counter() - began))
+    if trouble:
+        raise UserError(trouble)
     return EXIT_STATUS[verdict]
 
 

@@ -128,6 +128,10 @@ def _zero_qk(g: Generator, a: KdaArguments) -> None:
         a.conv_state[:, channels] = 0
 
 
+# A NaN of other bits than those that free slots hold: what is copied from padding is seen where it lies.
+_PADDING = torch.tensor(0x7FC1, dtype=torch.int16).view(torch.bfloat16)
+
+
 def _null_slots(g: Generator, a: KdaArguments) -> None:
     """The second request is padding (all null, accepted 1); the last stops after its first token's slot
     (verify) or is padding with a negative slot (decode)."""
@@ -140,7 +144,7 @@ def _null_slots(g: Generator, a: KdaArguments) -> None:
         a.slots[requests - 1, 1:] = 0
         a.slots[requests - 1, 1::2] = -1
         a.accepted[requests - 1] = 1
-    a.projected[torch.arange(q) + q * (1 % requests)] = float("nan")
+    a.projected[torch.arange(q) + q * (1 % requests)] = _PADDING
 
 
 def _nan_request(g: Generator, a: KdaArguments) -> None:

@@ -6,6 +6,7 @@ hash; a file that is none. Cannot hold: what happened between operations, which 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from validation.step.executor import Executor
 from validation.step.local import Judged, compared, snapshot
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.operation import Operation
+from validation.trace import describe
 
 FORMAT = "lockstep.capture/1"
 
@@ -37,9 +39,14 @@ class Capture:
         return compared(self.operation, self.clean, self.outcome, str(self.facts["profile"]), share)
 
     def rerun(self, executor: Executor, share: float) -> Judged:
-        """The operation run again from its arguments."""
+        """The operation run again from its arguments; UserError if the executor cannot."""
         a = snapshot(self.clean)
-        executor.run(self.operation, a)
+        try:
+            executor.run(self.operation, a)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"{executor.name} fails at {self.operation.op}: {describe(error)}") from error
         return compared(self.operation, self.clean, a, executor.profile, share)
 
 
@@ -65,6 +72,17 @@ def save_capture(path: Path, config: Config, judged: Judged, step: int, executor
     _safetensors().save_file(tensors, path, {"facts": json.dumps(facts)})
 
 
+def captured(path: Path, config: Config, judged: Judged, step: int, executor: Executor) -> str:
+    """``save_capture``, in words for the result; a file that cannot be written costs no finding."""
+    try:
+        save_capture(path, config, judged, step, executor)
+    except Exception as error:  # of the disk, or of the package that writes
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return f"not captured: {describe(error)}"
+    return f"captured: {path}"
+
+
 def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
     """Read a capture to a device; UserError if it is none, or if it is from another configuration."""
     _safetensors()
@@ -78,16 +96,21 @@ def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
         raise UserError(f"cannot read the capture {path}: {error.strerror or error}") from None
     except Exception as error:
         raise UserError(f"{path} is no capture: {' '.join(str(error).split())}") from None
-    if facts.get("format") != FORMAT:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise UserError(f"{path} is no capture of this format ({FORMAT})")
-    if facts["configuration"] != config.digest():
+    if facts.get("configuration") != config.digest():
         raise UserError(
-            f"{path} is a capture of configuration {facts['configuration']}, this one is {config.digest()}; "
-            "give the options with which it was made"
+            f"{path} is a capture of configuration {facts.get('configuration')}, this one is "
+            f"{config.digest()}; give the options with which it was made"
         )
-    operation = Operation(facts["op"], facts["layer"], facts["rank"], _unbound)
-    parts = [_arguments(facts, tensors, prefix) for prefix in ("before", "after")]
-    return Capture(operation, parts[0], parts[1], facts)
+    try:
+        operation = Operation(facts["op"], int(facts["layer"]), int(facts["rank"]), _unbound)
+        parts = [_arguments(facts, tensors, prefix) for prefix in ("before", "after")]
+        capture = Capture(operation, parts[0], parts[1], facts | {"step": int(facts["step"])})
+        capture.judged(1.0)
+    except Exception as error:  # whatever a file says that is not as it was written
+        raise UserError(f"{path} is damaged: {describe(error)}; make the capture again") from None
+    return capture
 
 
 def _unbound(binding: Any) -> Any:

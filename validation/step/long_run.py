@@ -75,8 +75,8 @@ class Pace:
 class LongRun:
     """The result: ``largest`` distance over its limit by name, over all windows; a limit that is infinite
     judges nothing (see ``unjudged``). ``apart``: the largest distances themselves. ``digests``: of the
-    state, by the step after which it was taken. ``place``: of the first divergence, where it could be
-    found."""
+    state, by the step after which it was taken. ``resumed``: steps that an earlier run made. ``place``: of
+    the first divergence, where it could be found."""
 
     found: list[Divergence] = field(default_factory=list)
     largest: dict[str, float] = field(default_factory=dict)
@@ -88,6 +88,7 @@ class LongRun:
     compared: int = 0
     judged: int = 0
     twice: int = 0
+    resumed: int = 0
     place: Place | None = None
 
     @property
@@ -128,7 +129,7 @@ def long_run(
             break
         if kept and progress.due(kept):
             progress.save(kept, run.one, run.result, number + 1)
-    if kept and not run.result.found:
+    if kept:  # also of a run that failed: what ran before may be mended when it is run again
         kept.unlink(missing_ok=True)
     return run.result
 
@@ -155,7 +156,9 @@ class _Run:
 
     def resume(self, kept: Path) -> int:
         """The first window that is still to be done."""
-        return progress.load(kept, self.one, self.result)
+        first = progress.load(kept, self.one, self.result)
+        self.result.resumed = self.result.steps
+        return first
 
     def window(self, number: int) -> None:
         """One window of both paths, and what was wrong in it."""

@@ -20,7 +20,7 @@ from validation import streams
 from validation.report.schema import CaseResult, Score
 from validation.step import controls, limits
 from validation.step.budget import FREE_SHARE, LOCAL_SHARE
-from validation.step.capture import save_capture
+from validation.step.capture import captured
 from validation.step.divergence import Divergence
 from validation.step.executor import Executor, fastest, provider
 from validation.step.items import Item
@@ -140,6 +140,8 @@ def _said(run: LongRun) -> list[str]:
         f"{run.steps} steps in {run.windows} windows, {run.compared} of them beside the stock path; "
         f"{run.judged} steps judged, {run.twice} run twice"
     ]
+    if run.resumed:
+        said.append(f"the first {run.resumed} steps are from an earlier run that was cut")
     if run.digests:
         shown = sorted(run.digests)[-SHOWN_DIGESTS:]
         states = ", ".join(f"{step:,}: {run.digests[step]}" for step in shown)
@@ -159,8 +161,8 @@ def _capture(
 ) -> None:
     if run.place and run.place.judged and session.folder:
         path = session.folder / f"{result.provider}-{item.name}.safetensors"
-        save_capture(path, config, run.place.judged, run.place.divergence.step, candidate)
-        result.note += f"; captured: {path}"
+        words = captured(path, config, run.place.judged, run.place.divergence.step, candidate)
+        result.note += f"; {words}"
 
 
 def _kept(session: Session, item: Item, candidate: Executor) -> Path | None:

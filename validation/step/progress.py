@@ -7,6 +7,7 @@ refused. Cannot hold: random numbers (those of a window come from its number).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from validation.errors import Unavailable, UserError
 from validation.subjects.kimi_k3.requests import Request
+from validation.trace import describe
 
 if TYPE_CHECKING:
     from validation.step.long_run import LongRun
@@ -31,7 +33,7 @@ def due(path: Path) -> bool:
 
 
 def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
-    """Write what a run needs to go on with ``window``."""
+    """Write what a run needs to go on with ``window``. Raises UserError where that cannot be."""
     pool = walk.pool
     facts = {
         "window": window,
@@ -42,10 +44,19 @@ def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
         "result": {name: getattr(result, name) for name in KEPT},
     }
     tensors = {f"{kind}.{layer}": t.contiguous().cpu() for kind, layer, t in walk.state.buffers()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
-    _safetensors().save_file(tensors, beside, {"facts": json.dumps(facts)})
-    os.replace(beside, path)
+    file = _safetensors()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file.save_file(tensors, beside, {"facts": json.dumps(facts)})
+        os.replace(beside, path)
+    except Exception as error:  # OSError, or the package's own
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise UserError(
+            f"cannot keep the progress {path}: {describe(error)}; make room and run again, to go on from "
+            "what was kept"
+        ) from None
 
 
 def load(path: Path, walk: Walk, result: LongRun) -> int:
@@ -59,16 +70,20 @@ def load(path: Path, walk: Walk, result: LongRun) -> int:
         tensors: dict[str, Any] = file.load_file(path)
         with safe_open(path, "pt") as opened:
             facts = json.loads(opened.metadata()["facts"])
+        return _taken_up(tensors, facts, walk, result)
     except Exception as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{path} holds no progress ({words}); delete it to start anew") from None
+        raise UserError(f"{path} holds no progress ({describe(error)}); delete it to start anew") from None
+
+
+def _taken_up(tensors: dict[str, Any], facts: dict[str, Any], walk: Walk, result: LongRun) -> int:
     for kind, layer, tensor in walk.state.buffers():
         tensor.copy_(tensors[f"{kind}.{layer}"])
     names = {f.name for f in fields(Request)}
     walk.requests = [Request(**{n: v for n, v in r.items() if n in names}) for r in facts["requests"]]
     walk.number = facts["number"]
     walk.pool.free_slots, walk.pool.free_pages = facts["free_slots"], facts["free_pages"]
-    for name, value in facts["result"].items():
+    for name in KEPT:
+        value = facts["result"][name]
         setattr(result, name, {int(k): v for k, v in value.items()} if name == "digests" else value)
     return int(facts["window"])
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from validation.errors import UserError
+from validation.execution.child import die_with_parent
 from validation.step.divergence import Divergence, of_check
 from validation.step.executor import Executor, provider
 from validation.step.walk import Hooks, Walk, forced
@@ -182,17 +184,37 @@ def run_ranks(job: Job, say: Callable[[str], None] = lambda line: None) -> list[
             return walk_as(dist.get_rank(), job, say if dist.get_rank() == 0 else lambda line: None)
         finally:
             dist.destroy_process_group()
-    import torch.multiprocessing as processes
-
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_process, (job, folder), nprocs=job.ranks)
+        _spawned(job, folder)
         import json
 
         return [Divergence(**entry) for entry in json.loads((Path(folder) / "found.json").read_text())]
 
 
+def _spawned(job: Job, folder: str) -> None:
+    """All ranks, until the last has ended; none outlives this call. Raises UserError if one dies."""
+    import torch.multiprocessing as processes
+    from torch.multiprocessing.spawn import ProcessException
+
+    ranks = processes.spawn(_process, (job, folder), nprocs=job.ranks, join=False)
+    try:
+        while not ranks.join():
+            pass
+    except ProcessException as error:
+        last = str(error).strip().splitlines()[-1]
+        raise UserError(
+            f"rank {error.error_index} ended before its walk: {last}; look for memory and other processes"
+        ) from None
+    finally:
+        for process in ranks.processes:
+            process.kill()
+            process.join()
+
+
 def _process(rank: int, job: Job, folder: str) -> None:
     """One spawned rank; rank 0 writes what it saw."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal; the parent ends this process
     import json
     from dataclasses import asdict
 

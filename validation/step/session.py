@@ -14,7 +14,7 @@ from pathlib import Path
 from validation.report.schema import CaseResult, Finding, Score, ratio
 from validation.step import controls, free_running
 from validation.step.budget import FREE_SHARE, LOCAL_SHARE
-from validation.step.capture import save_capture
+from validation.step.capture import captured
 from validation.step.divergence import Divergence
 from validation.step.executor import Executor, alternating, fastest, provider, vanilla
 from validation.step.items import Item
@@ -105,8 +105,7 @@ class Session:
         self.report(result, walk.found)
         if walk.blamed and self.folder:
             path = self.folder / f"{result.provider}-{item.name}.safetensors"
-            save_capture(path, config, walk.blamed, walk.found[0].step, executor)
-            result.note = f"captured: {path}"
+            result.note = captured(path, config, walk.blamed, walk.found[0].step, executor)
 
     def _free_running(self, item: Item, executor: Executor, result: CaseResult) -> None:
         config, tally = item.config(), controls.Count()
@@ -153,8 +152,7 @@ class Session:
         self.report(result, memory.found)
         if memory.judged and self.folder:
             path = self.folder / f"{result.provider}-{item.name}.safetensors"
-            save_capture(path, config, memory.judged, memory.found[0].step, executor)
-            result.note += f"; captured: {path}"
+            result.note += "; " + captured(path, config, memory.judged, memory.found[0].step, executor)
 
     def counted(self, result: CaseResult, tally: controls.Count) -> None:
         result.controls_planted, result.controls_caught = tally.planted, tally.caught

@@ -42,8 +42,8 @@ def _mailboxes(own: Tensor, layout: Layout, schedule: Schedule, steps: int) -> l
     dirty = _dirty(schedule, steps)
     for name in {step.exchange for variant in schedule.variants for step in variant}:
         region = layout.region(name)
-        held = own[region.start : region.start + region.words].view(MOST_PARITIES, -1)
-        full = (held != signed(SENTINEL)).sum(1).tolist()
+        whole = own[region.start : region.start + region.words].view(MOST_PARITIES, -1)
+        full = (whole != signed(SENTINEL)).sum(1).tolist()
         for parity, count in enumerate(full):
             if count and (name, parity) not in dirty:
                 found.append(
@@ -69,6 +69,13 @@ def _dirty(schedule: Schedule, steps: int) -> set[tuple[str, int]]:
                 if dirty.get(cleared, ROWS) <= (act.rows or rows):
                     dirty.pop(cleared, None)
     return set(dirty)
+
+
+def held(own: Tensor, layout: Layout, name: str, parity: int) -> int:
+    """Words of one parity of an exchange that are not the sentinel."""
+    words = layout.ranks * layout.slot
+    start = layout.base(name) + parity * words
+    return int((own[start : start + words] != signed(SENTINEL)).sum())
 
 
 def clean(own: Tensor) -> bool:

@@ -113,6 +113,10 @@ class Results:
             f"{d.kind} of rank {d.victim}: not named in time: {d.words}" for d in self.drills if not d.right
         ]
         found += [f"{r.backend}: a flipped bit went unnoticed" for r in self.repeats if not r.noticed]
+        if alone := [n for n in (*(r.job.name for r in self.runs), "quiet again") if n not in self.compared]:
+            found.append(
+                f"no time was left to compare {', '.join(alone)} with a quiet run; more (--seconds) would do"
+            )
         if self.exchanges < self.plan.exchanges:
             rate = self.exchanges / max(sum(run.seconds for run in self.runs), 1e-9)
             more = (self.plan.exchanges - self.exchanges) / rate if self.exchanges else float("inf")
@@ -287,7 +291,8 @@ def _compare(results: Results) -> None:
         step = first_difference(one, other)
         if step is not None:
             results.failures.append(f"hashes: {outcome.job.name} parts from the quiet run at step {step}")
-        results.compared[outcome.job.name] = min(len(one), len(other)) // 8
+        else:
+            results.compared[outcome.job.name] = min(len(one), len(other)) // 8
 
 
 def _drills(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:
@@ -319,4 +324,6 @@ def bound_words(results: Results) -> str:
     """What the run vouches for."""
     said = bound.words(results.exchanges, 0)
     tokens = bound.reply_vouched_for(results.exchanges, exchanges_a_token(), 1.0)
+    if not tokens:
+        return f"{said}, too few for one of Kimi K3's steps"
     return f"{said}; of Kimi K3's steps, less than one failure in {tokens:,}"

@@ -5,7 +5,8 @@ Every rank draws the tensors of all ranks, so that each knows the right sum: FP3
 
 Times are those of a CUDA graph of many calls, divided by the calls; the median of several replays.
 
-What this catches: wrong sums, wrong places. What it cannot catch: rare faults; the stress run is for those.
+What this catches: wrong sums, wrong places, missing re-arms, words that equal the sentinel. What it cannot
+catch: rare faults; the stress run is for those.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
+from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from validation.stress.audit import held
 from validation.stress.job import Answer
 
 if TYPE_CHECKING:
@@ -28,33 +31,52 @@ if TYPE_CHECKING:
 COLLECTIVES = "kernels_under_test.exchanges.collectives"
 # Each exchange of real tensors, and the mailbox that it borrows.
 BORROWED = {"one_shot": "oproj", "two_shot": "oproj_recv", "reduce_scatter": "rs", "all_gather": "out"}
+MAILBOXES = {name: (box,) for name, box in BORROWED.items()} | {"two_shot": ("oproj_recv", "oproj_gather")}
 ROWS, WIDTH = {"cpu": (1, 8), "cuda": (1, 8, 33, 64)}, {"cpu": 256, "cuda": 7168}
+MISSING = "a wait ran out; what follows was not run"
 TIMED_ROWS, CALLS, REPLAYS = (1, 8, 64), 100, 9
 
 
 def compare(engine: Engine, timed: bool) -> Answer:
     """Check all exchanges, and time them where asked for; mailboxes must be new."""
     answer = Answer("compared", engine.setup.rank)
+    engine.late.zero_()
     device = engine.device.type
     for name in BORROWED:
         for rows in ROWS[device]:
             for turn in range(2):
                 wrong = _checked(engine, name, rows, WIDTH[device], turn)
                 answer.exchanges += 1
+                words = f"{name} of {rows} x {WIDTH[device]}"
                 if wrong:
-                    answer.findings.append(f"{name} of {rows} x {WIDTH[device]}: {wrong} words are wrong")
+                    answer.findings.append(f"{words}: {wrong} words are wrong")
+                answer.findings += [f"{words}: {line}" for line in not_rearmed(engine, MAILBOXES[name], turn)]
+                if engine.late.any():
+                    answer.findings.insert(0, f"hang: {words}: {MISSING}")
+                    return answer
     if timed and device == "cuda":
         for rows in TIMED_ROWS:
             answer.timed |= _times(engine, rows)
     return answer
 
 
+def not_rearmed(engine: Engine, names: tuple[str, ...], parity: int) -> list[str]:
+    """Mailboxes of this rank that hold words in a parity that its reader has left: the next publication there
+    would be taken to have arrived. No peer writes into it before this rank's next call."""
+    found = [(name, held(engine.boxes.own, engine.layout, name, parity)) for name in names]
+    return [f"{count} words of {name}, parity {parity}, are not re-armed" for name, count in found if count]
+
+
 def tensors(engine: Engine, rows: int, width: int, seed: int) -> Tensor:
-    """BF16 [ranks, rows, width] of all ranks, with -0 and infinities among them."""
+    """BF16 [ranks, rows, width] of all ranks, with -0, infinities and the sentinel among them. In a few
+    columns two ranks cancel: which of the others' addends are lost tells in which order they were added."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(engine.setup.ranks, rows, width, generator=draw).bfloat16()
+    for i, (one, other) in enumerate(combinations(range(engine.setup.ranks), 2)):
+        x[one, :, 3 + 4 * i :: 128], x[other, :, 3 + 4 * i :: 128] = 2.0**40, -(2.0**40)
     x.view(-1)[::97] = -0.0
     x.view(-1)[5::1013] = float("inf")
+    x.view(-1, 2)[::41] = torch.tensor([0.0, -0.0], dtype=x.dtype)
     return x
 
 

@@ -4,8 +4,8 @@ Partials, weights and shared rows are small integers, and the latent row is chos
 of two: whatever the order of sums, the result is one pattern of bits. Several calls follow each other, so
 that parities come round and re-arms count.
 
-What this catches: wrong places, parities, owners and roundings of exact values. What it cannot catch:
-rounding noise; ``lockstep kernels`` judges the arithmetic.
+What this catches: wrong places, parities, owners, roundings of exact values, missing re-arms. What it cannot
+catch: rounding noise; ``lockstep kernels`` judges the arithmetic.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from validation.stress.compare import MISSING, not_rearmed
 from validation.stress.job import Answer
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ FUSED = "kernels_under_test.exchanges.fused"
 # Columns: of the o-projection's input and of the latent row, and of the result. A multiple of 2, 3, 4 and 8.
 DEPTH, WIDTH = {"cpu": 64, "cuda": 1024}, {"cpu": 192, "cuda": 2304}
 CALLS, ROWS = 4, 2
+EPS = 12.0  # beside a mean square of 4
 
 
 def fused(engine: Engine) -> Answer:
     """Run and check all calls; mailboxes must be new."""
     answer = Answer("fused", engine.setup.rank)
+    engine.late.zero_()
     for name, check in (("o-projection", _oproj), ("tail", _tail)):
         for call in range(CALLS):
             found, expected = check(engine, call)
@@ -40,7 +43,20 @@ def fused(engine: Engine) -> Answer:
                 answer.findings.append(
                     f"fused {name}, call {call}: {wrong} of {expected.numel()} words are wrong"
                 )
+            for boxes, parity in _left(name, call):
+                lines = not_rearmed(engine, boxes, parity)
+                answer.findings += [f"fused {name}, call {call}: {line}" for line in lines]
+            if engine.late.any():
+                answer.findings.insert(0, f"hang: fused {name}, call {call}: {MISSING}")
+                return answer
     return answer
+
+
+def _left(name: str, call: int) -> list[tuple[tuple[str, ...], int]]:
+    """Mailboxes and the parity in which a call leaves the sentinel alone: its own, or that before it."""
+    if name == "o-projection":
+        return [(("oproj",), call % 2)]
+    return [(("latent", "rs"), (call - 1) % 3), (("out",), 0)]
 
 
 def _boxes(engine: Engine) -> Any:
@@ -80,22 +96,24 @@ def _oproj(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
 
 
 def _tail(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
-    """(found, expected) of one call. The latent row is +-2 everywhere, so that its norm is 2."""
+    """(found, expected) of one call. The latent row is +-2 everywhere: with ``EPS`` its norm is 4."""
     draw, ranks, device = torch.Generator().manual_seed(100 + call), engine.setup.ranks, engine.device
     depth, width = DEPTH[device.type], WIDTH[device.type]
     z = torch.randint(0, 2, (ROWS, depth), generator=draw).double() * 4 - 2
     partials = _integers(draw, ranks, ROWS, depth)
-    partials[0] = z - partials[1:].sum(0)
+    partials[-1] = z / 256  # half of the sum's last digit: it has to be rounded, and becomes z
+    partials[0] = z - partials[1:-1].sum(0)
     gamma = _integers(draw, depth) + 3
-    weight = _integers(draw, ranks, width // ranks, depth)
-    shared = _integers(draw, ranks, ranks, ROWS, width // ranks)  # [source, owner, row, column]
-    up = (z / 2 * gamma @ weight.transpose(1, 2)).bfloat16().double()
+    # Large enough that both addends of the result have to be rounded.
+    weight = _integers(draw, ranks, width // ranks, depth, most=16)
+    shared = _integers(draw, ranks, ranks, ROWS, width // ranks, most=200)  # [source, owner, row, column]
+    up = (z / 4 * gamma @ weight.transpose(1, 2)).bfloat16().double()
     whole = (up + shared.sum(0).bfloat16().double()).transpose(0, 1).reshape(ROWS, width)
     out = torch.zeros(ROWS, width // 2, dtype=torch.int32, device=device)
     mine, now, before = engine.setup.rank, call % 3, (call - 1) % 3
     importlib.import_module(FUSED).tail(
         _boxes(engine), words(partials[mine]).to(device), words(shared[mine]).to(device),
-        words(gamma).to(device), words(weight[mine]).to(device), out, 0.0,
+        words(gamma).to(device), words(weight[mine]).to(device), out, EPS,
         (_parity(engine, "latent", now), _parity(engine, "latent", before)),
         (_parity(engine, "rs", now), _parity(engine, "rs", before)), _parity(engine, "out", 0),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from validation.errors import UserError
 
 LETTERS, MOE, MLA, STORES = "KADLRES", "KARES", "A", "KAS"
 BARE = {"R": ["RingCall"], "E": ["ExpertRows"], "S": ["SmallStores", "SmallFront"]}
-MOST_RANKS, MOST_ROWS, MOST_EVENTS = 16, 64, 60_000
+MOST_RANKS, MOST_LAYERS, MOST_ROWS, MOST_EVENTS = 16, 256, 64, 60_000
 TP8, TP16 = 8, 16
 
 
@@ -52,6 +52,8 @@ def check(setting: Setting) -> None:
         raise UserError(f"--ranks {setting.ranks}: an exchange needs 2 to {MOST_RANKS} ranks")
     if not setting.layers:
         raise UserError("--layers: a step has at least 1 layer")
+    if len(setting.layers) > MOST_LAYERS:
+        raise UserError(f"{len(setting.layers)} layers: at most {MOST_LAYERS} can be explored or run")
     if wrong := [letter for letter in setting.layers if letter not in LETTERS]:
         raise UserError(f"--layers {setting.layers}: no layer '{wrong[0]}'; there are {', '.join(LETTERS)}")
     if not setting.batches:

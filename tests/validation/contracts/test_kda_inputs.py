@@ -116,6 +116,10 @@ def test_padding_stands_in_the_middle_and_at_the_end() -> None:
     assert int(verify.slots[3, 0]) > 0
     assert verify.projected[4:8].isnan().all()
     assert not plain.projected[[0, 2]][:, :-5].isnan().any()
+    # History that a kernel copies from padding into the null slot changes its bits.
+    padding, nobody = (x.view(torch.int16) for x in (verify.projected[4:8], verify.conv_state[0]))
+    assert nobody.unique().numel() == 1
+    assert bool((padding != nobody[0, 0]).all())
 
 
 @kinds("kda_decode kda_verify")

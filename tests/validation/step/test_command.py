@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,10 @@ import torch
 from step_case import small
 
 from validation.cli import main
+from validation.commands import step
+from validation.errors import UserError
+from validation.report.schema import CaseResult
+from validation.step.crew import Setup
 from validation.subjects.kimi_k3.checkpoint import save_weights
 from validation.subjects.kimi_k3.weights import random_weights
 
@@ -81,6 +88,9 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
         (("--weights", "absent.safetensors"), "cannot read the weights"),
         (("--replay", "absent.safetensors"), "cannot read the capture"),
         (("--tier", "huge"), "invalid choice"),
+        (("--faults", "--ranks", "2"), "--faults and --ranks: each stops after its own work"),
+        (("--ranks", "2", "--json", "r.json"), "--ranks writes no such document"),
+        (("--faults", "--junit", "r.xml"), "--faults writes no such document"),
     ],
 )
 def test_mistakes_end_in_one_line(
@@ -97,6 +107,50 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, capsys: pytest.Captur
     save_weights(random_weights(small()), path, small())
     assert _step(tmp_path, "--weights", str(path)) == 3
     assert "layers.4.conv is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), 130, "interrupted"),
+        (lambda: _refuse(), 3, "this walk is refused"),
+    ],
+)
+def test_what_other_walks_gave_is_kept(
+    ending: Callable[[], None],
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def walk(setup: Setup, work: list[object], results: dict[int, CaseResult]) -> None:
+        results[0] = CaseResult("plain", "torch", "plain", "pass")
+        ending()
+
+    monkeypatch.setattr(step, "_walk", walk)
+    words = (
+        "--provider",
+        "torch",
+        "--only",
+        "plain",
+        "--only",
+        "tenants",
+        "--json",
+        str(tmp_path / "r.json"),
+    )
+    assert _step(tmp_path, *words) == status
+    assert said in capsys.readouterr().err
+    (report,) = (tmp_path / "reports").glob("*/results.json")
+    for path in (report, tmp_path / "r.json"):
+        document = json.loads(path.read_text())
+        assert [case["op"] for case in document["cases"]] == ["plain"]
+        assert document["verdict"] == "undecided"
+        assert "stopped after 1 of 2 walks" in document["notes"]
+
+
+def _refuse() -> None:
+    raise UserError("this walk is refused")
 
 
 def test_threads_are_one(tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from step_case import small
 
 from validation.errors import UserError
-from validation.step.capture import load_capture, save_capture
+from validation.step.capture import captured, load_capture, save_capture
 from validation.step.executor import Executor, provider, vanilla
 from validation.step.walk import Diverged, Walk, forced
 from validation.subjects.kimi_k3.weights import random_weights
@@ -132,3 +135,38 @@ def test_a_capture_of_another_configuration_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no capture at all")
     with pytest.raises(UserError, match="is no capture"):
         load_capture(tmp_path / "text", other)
+
+
+def test_a_damaged_capture_is_refused_whatever_is_missing(tmp_path: Path) -> None:
+    walk, path = _captured(tmp_path)
+    with safe_open(path, "pt") as opened:
+        facts = json.loads(opened.metadata()["facts"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    broken = [(tensors, {k: v for k, v in facts.items() if k != name}) for name in facts]
+    broken += [(tensors, facts | {name: "nonsense"}) for name in facts if name != "executor"]
+    broken += [({k: v for k, v in tensors.items() if not k.endswith(".logits")}, facts)]
+    broken += [(tensors | {"after.ids": tensors["after.ids"][:0]}, facts), (tensors, [1])]
+    for held, said in broken:
+        save_file(held, tmp_path / "damaged", {"facts": json.dumps(said)})
+        if said != facts and isinstance(said, dict) and "executor" not in said:
+            continue  # nothing depends on who it was
+        with pytest.raises(UserError, match=r"is damaged|is no capture|is a capture of configuration"):
+            load_capture(tmp_path / "damaged", walk.config)
+
+
+def test_a_capture_that_cannot_be_written_costs_no_finding(tmp_path: Path) -> None:
+    walk, path = _captured(tmp_path)
+    assert walk.blamed is not None
+    words = captured(tmp_path / "no" / "c.safetensors", walk.config, walk.blamed, 0, walk.executor)
+    assert words.startswith("not captured: ")
+    assert captured(path, walk.config, walk.blamed, 0, walk.executor) == f"captured: {path}"
+
+
+def test_an_executor_that_raises_is_named_in_one_line(tmp_path: Path) -> None:
+    walk, path = _captured(tmp_path)
+
+    def raises(operation, a):  # type: ignore[no-untyped-def]
+        raise RuntimeError("no such luck")
+
+    with pytest.raises(UserError, match="bad fails at route: RuntimeError: no such luck"):
+        load_capture(path, walk.config).rerun(replace(walk.executor, run=raises, name="bad"), SHARE)

@@ -4,10 +4,13 @@ first windows and named, and a run goes on from where it was cut."""
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from step_case import small
 
 from validation.errors import UserError
@@ -15,7 +18,8 @@ from validation.step import limits, progress
 from validation.step.executor import Executor, provider, vanilla
 from validation.step.faults import step_faults
 from validation.step.long_run import LongRun, Pace, Paths, compare, long_run
-from validation.step.walk import Hooks
+from validation.step.long_walk import _said
+from validation.step.walk import Hooks, Walk
 from validation.subjects.kimi_k3.weights import random_weights
 
 SHARE = 1e-8
@@ -104,6 +108,40 @@ def test_a_run_goes_on_from_its_progress_and_ends_alike(
     assert again.digests == whole.digests
     assert again.largest == whole.largest
     assert not kept.exists()
+    assert (whole.resumed, again.resumed) == (0, 8)
+    assert "the first 8 steps are from an earlier run that was cut" in _said(again)
     kept.write_bytes(b"no tensors")
     with pytest.raises(UserError, match="holds no progress"):
         long_run(small(), _weights(), paths, pace, kept=kept)
+
+
+def test_a_run_that_failed_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    kept = tmp_path / "run.safetensors"
+    hooks = _fault("state_wiped_at_step_5").hooks()
+    assert _run(provider("torch"), Pace(12, window=4), hooks, kept).found
+    assert not kept.exists(), "its steps would be taken for those of what was mended"
+
+
+def test_progress_that_lacks_something_or_cannot_be_kept_is_one_line(tmp_path: Path) -> None:
+    walk, result = Walk(small(), _weights(), provider("torch"), None), LongRun()
+    walk.admit()
+    kept = tmp_path / "run.safetensors"
+    progress.save(kept, walk, result, 3)
+    assert progress.load(kept, walk, LongRun()) == 3
+    with safe_open(kept, "pt") as opened:
+        facts = json.loads(opened.metadata()["facts"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    lacking = [(tensors, {k: v for k, v in facts.items() if k != name}) for name in facts]
+    less = dict(list(facts["result"].items())[1:])
+    for held, said in [
+        *lacking,
+        (dict(list(tensors.items())[1:]), facts),
+        (tensors, facts | {"result": less}),
+    ]:
+        save_file(held, kept, {"facts": json.dumps(said)})
+        with pytest.raises(UserError, match=r"holds no progress.*delete it to start anew"):
+            progress.load(kept, walk, LongRun())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot keep the progress .*make room and run again"):
+        progress.save(tmp_path / "file" / "run.safetensors", walk, result, 3)

@@ -32,7 +32,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_run_passes_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["stress", "--exchanges", "30", "--seconds", "60", "--mode", "payloads", "--mode", "canaries"]
+    words = ["stress", "--exchanges", "30", "--seconds", "300", "--mode", "payloads", "--mode", "canaries"]
     assert main([*words, "--json", "found.json", "--junit", "found.xml"]) == 0
     said = capsys.readouterr().out
     assert "negative controls: 2 of 2 planted faults found" in said
@@ -60,7 +60,7 @@ def test_a_control_that_cannot_fail_makes_the_run_undecided(
 
     too_short = replace(fault_named("row_too_many"), steps=1)  # it errs in step 1, which is never made
     monkeypatch.setattr(campaign, "controls", lambda modes, every: [too_short])
-    assert main(["stress", "--exchanges", "10", "--seconds", "60", "--mode", "canaries"]) == 2
+    assert main(["stress", "--exchanges", "10", "--seconds", "300", "--mode", "canaries"]) == 2
     said = capsys.readouterr().out
     assert "planted fault row_too_many was not found: canaries proves nothing" in said
 
@@ -72,11 +72,21 @@ def test_a_control_that_cannot_fail_makes_the_run_undecided(
         (["--ranks", "9"], "--ranks 9: 2 to 4 on cpu"),
         (["--mode", "weather"], "no stress mode 'weather'; there are delays"),
         (["--fault", "bad_luck"], "no planted fault 'bad_luck'; see lockstep stress --list"),
+        (["--fault", "stale_epoch", "--json", "f.json"], "--fault prints and writes no document"),
         (["--layers", "DX"], "no layer 'X'"),
         (["--batches", "65"], "--batches 65"),
+        (["--layers", ""], "--layers: a step has at least 1 layer"),
         (["--lanes", "113"], "--lanes 113"),
-        (["--reply", "0"], "--reply 0: at least 1 token"),
-        (["--exchanges", "-5"], "--exchanges -5: at least 1"),
+        (["--lanes", "0"], "--lanes 0"),
+        (["--reply", "0"], "--reply 0: from 1"),
+        (["--reply", "1" + 400 * "0"], "tokens"),
+        (["--exchanges", "-5"], "--exchanges -5: from 1"),
+        (["--exchanges", "1" + 400 * "0"], "exchanges can be asked for"),
+        (["--risk", "nan", "--reply", "5"], "--risk nan"),
+        (["--risk", "inf"], "--risk inf"),
+        (["--risk", "1e-320", "--reply", "5"], "from 1e-12"),
+        (["--risk", "1e-12", "--reply", "5"], "--risk 1e-12: from 1"),
+        (["--seconds", "nan"], "'nan' is no number of seconds above 0"),
         (["--seed", "-1"], "--seed"),
         (["--json", "/nowhere/at/all.json"], "cannot write --json"),
     ],

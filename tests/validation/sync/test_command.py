@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from validation import cli
+from validation.errors import UserError
 from validation.sync import faults, verify
 from validation.sync.fault import Fault
 from validation.sync.setting import Setting
@@ -70,6 +71,7 @@ def test_one_fault_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
         (["--protocol", "nothing"], "no exchange 'nothing'; there are oproj_one_shot"),
         (["--layers", ""], "at least 1 layer"),
         (["--moe-layers", "0"], "at least 1 layer with experts"),
+        (["--moe-layers", "100000"], "100001 layers: at most 256"),
         (["--ranks", "1"], "2 to 16 ranks"),
         (["--layers", "DQ"], "no layer 'Q'"),
         (["--batches", "0"], "1 to 64 rows"),
@@ -92,3 +94,18 @@ def test_the_list_names_protocols_sentinels_and_faults(capsys: pytest.CaptureFix
     printed = capsys.readouterr().out
     assert "sentinel 0x80000000, 3 x moe, re-armed by next MoE layer's tail, deferred" in printed
     assert "F35 clears_next_stage B123" in printed
+
+
+def test_a_full_disk_costs_the_file_and_not_what_was_proved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(text: str, path: Path) -> None:
+        raise UserError(f"cannot write {path}: no space left on device")
+
+    monkeypatch.setattr("validation.report.document.save", full)
+    words = [*FEW, "--protocol", "oproj_one_shot", "--json", str(tmp_path / "r.json")]
+    assert cli.main(words) == 3
+    said = capsys.readouterr()
+    assert "runs proved safe" in said.out
+    assert "no space left on device" in said.err
+    assert said.err.strip().count("\n") == 0

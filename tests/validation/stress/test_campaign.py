@@ -1,0 +1,82 @@
+"""The verdict of a stress run from what its stages gave, without ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from validation.commands.stress_report import cases
+from validation.stress.campaign import Plan, Results, _compare, bound_words
+from validation.stress.drills import Drill
+from validation.stress.job import Answer, Job
+from validation.stress.outcome import Outcome
+from validation.stress.repeats import Repeat
+
+RIGHT, OTHER = "0000000100000002", "0000000100000003"
+
+
+def _outcome(name: str, hashes: str = RIGHT) -> Outcome:
+    answers = [Answer("done", rank, 2, 50, 1.0, hashes) for rank in range(2)]
+    return Outcome(Job(name, "LL", steps=2), 2, answers, seconds=1.0)
+
+
+def _results(skewed: str = RIGHT, again: str = RIGHT) -> Results:
+    plan = Plan("cpu", 2, 1, "LL", 50, 60.0, ("hashes",), batches=(8, 16), seed=3)
+    runs, quiet = [_outcome("skewed", skewed)], [_outcome("quiet"), _outcome("quiet again", again)]
+    return Results(plan, runs, quiet)
+
+
+def test_equal_hashes_pass_and_say_over_how_many_steps() -> None:
+    results = _results()
+    _compare(results)
+    assert results.verdict == "pass"
+    assert results.compared == {"quiet again": 2, "skewed": 2}
+
+
+@pytest.mark.parametrize("name", ["skewed", "quiet again"])
+def test_a_run_that_parts_fails_and_is_not_called_bit_equal(name: str) -> None:
+    results = _results(**{"skewed" if name == "skewed" else "again": OTHER})
+    _compare(results)
+    assert results.failures == [f"hashes: {name} parts from the quiet run at step 1"]
+    assert results.verdict == "fail"
+    assert name not in results.compared
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_what_was_not_compared_is_no_pass(kept: int) -> None:
+    results = _results()
+    results.quiet = results.quiet[:kept]
+    _compare(results)
+    assert results.verdict == "undecided"
+    assert "quiet again with a quiet run; more (--seconds) would do" in results.doubts[0]
+    assert ("skewed" in results.doubts[0]) == (not kept)
+
+
+def test_a_bound_below_one_step_says_so() -> None:
+    results = _results()
+    assert bound_words(results).endswith("too few for one of Kimi K3's steps")
+    for answer in results.runs[0].answers:
+        answer.exchanges = 3 * 461
+    assert bound_words(results).endswith("less than one failure in 1")
+
+
+def test_a_finding_is_repeated_with_the_options_of_its_run() -> None:
+    results = _results()
+    results.runs[0].answers[1].hashes = OTHER
+    (finding,) = cases(results)[0].findings
+    assert finding.replay == (
+        "lockstep stress --device cpu --ranks 2 --lanes 1 --layers LL --batches 8 16 --seed 3"
+    )
+
+
+def test_a_drill_or_a_flipped_bit_that_goes_unnoticed_is_no_pass() -> None:
+    results = _results()
+    _compare(results)
+    results.drills = [Drill("kill", 1, 2.0, False, "nothing was found")]
+    results.repeats = [Repeat("torch", 16, noticed=False)]
+    assert results.verdict == "undecided"
+    assert results.doubts == [
+        "kill of rank 1: not named in time: nothing was found",
+        "torch: a flipped bit went unnoticed",
+    ]
+    results.errors = ["rank 1 was killed by SIGKILL"]
+    assert results.verdict == "error"
