@@ -26,8 +26,8 @@ if a.seed == 3 and not os.path.exists("quick"):
 """
 
 
-def interrupted(folder: Path, sent: signal.Signals = signal.SIGINT) -> tuple[subprocess.Popen[str], str, str]:
-    """Start a run, wait until its third case runs, and send it a signal."""
+def interrupted(folder: Path, *sent: signal.Signals) -> tuple[subprocess.Popen[str], str, str]:
+    """Start a run, wait until its third case runs, and send it signals, by default Ctrl-C's."""
     words = command("kernels", "--device", "cpu", "--plugin", plugin(folder, SLOW).name, "--json", "r.json")
     run = subprocess.Popen(
         words, cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -37,7 +37,9 @@ def interrupted(folder: Path, sent: signal.Signals = signal.SIGINT) -> tuple[sub
         assert time.monotonic() < until
         time.sleep(0.02)
     time.sleep(0.3)
-    run.send_signal(sent)
+    for number in sent or (signal.SIGINT,):
+        run.send_signal(number)
+        time.sleep(0.002)  # or the two would be one
     out, err = run.communicate(timeout=20)
     return run, out, err
 
@@ -47,9 +49,13 @@ def report(folder: Path) -> Path:
     return found
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
-def test_ctrl_c_leaves_what_is_done_usable(tmp_path: Path, sent: signal.Signals) -> None:
-    run, out, err = interrupted(tmp_path, sent)
+@pytest.mark.parametrize(
+    "sent",
+    [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGTERM)],
+    ids=["ctrl-c", "terminated", "by timeout"],
+)
+def test_ctrl_c_leaves_what_is_done_usable(tmp_path: Path, sent: tuple[signal.Signals, ...]) -> None:
+    run, out, err = interrupted(tmp_path, *sent)
     assert run.returncode == 130
     assert "Traceback" not in out + err
     assert f"go on with: lockstep kernels --resume reports/{report(tmp_path).name}" in err
