@@ -1,4 +1,5 @@
-"""Progress of a long run in one file: state, requests, free slots and pages, and the result so far.
+"""Progress of a long run in one file: tensors and facts; of a long walk its state, requests, free slots and
+pages, and the result so far.
 
 Data only (safetensors with JSON beside the tensors), written beside the old one and then put in its place, at
 most once a minute. Catches: a file of another run, by the key in its name, and one that is damaged, which is
@@ -18,6 +19,8 @@ from validation.errors import Unavailable, UserError
 from validation.subjects.kimi_k3.requests import Request
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from validation.step.long_run import LongRun
     from validation.step.walk import Walk
 
@@ -41,10 +44,15 @@ def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
         "free_pages": pool.free_pages,
         "result": {name: getattr(result, name) for name in KEPT},
     }
-    tensors = {f"{kind}.{layer}": t.contiguous().cpu() for kind, layer, t in walk.state.buffers()}
+    write(path, {f"{kind}.{layer}": t for kind, layer, t in walk.state.buffers()}, facts)
+
+
+def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Put a file in the place of the last one."""
+    held = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".writing")
-    _safetensors().save_file(tensors, beside, {"facts": json.dumps(facts)})
+    _safetensors().save_file(held, beside, {"facts": json.dumps(facts)})
     os.replace(beside, path)
 
 
@@ -52,16 +60,7 @@ def load(path: Path, walk: Walk, result: LongRun) -> int:
     """Take up a run; the window that is next, 0 where nothing was kept."""
     if not path.exists():
         return 0
-    file = _safetensors()
-    from safetensors import safe_open
-
-    try:
-        tensors: dict[str, Any] = file.load_file(path)
-        with safe_open(path, "pt") as opened:
-            facts = json.loads(opened.metadata()["facts"])
-    except Exception as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{path} holds no progress ({words}); delete it to start anew") from None
+    tensors, facts = read(path)
     for kind, layer, tensor in walk.state.buffers():
         tensor.copy_(tensors[f"{kind}.{layer}"])
     names = {f.name for f in fields(Request)}
@@ -71,6 +70,20 @@ def load(path: Path, walk: Walk, result: LongRun) -> int:
     for name, value in facts["result"].items():
         setattr(result, name, {int(k): v for k, v in value.items()} if name == "digests" else value)
     return int(facts["window"])
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file. Raises UserError for one that is damaged."""
+    file = _safetensors()
+    from safetensors import safe_open
+
+    try:
+        tensors = file.load_file(path)
+        with safe_open(path, "pt") as opened:
+            return tensors, json.loads(opened.metadata()["facts"])
+    except Exception as error:
+        words = " ".join(str(error).split())
+        raise UserError(f"{path} holds no progress ({words}); delete it to start anew") from None
 
 
 def _safetensors() -> Any:
