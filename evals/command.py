@@ -77,8 +77,7 @@ def main(options: argparse.Namespace, command: str) -> int:
         progress.say(line)
     began = time.monotonic()
     try:
-        with run.terminable():
-            document = carry_out(command, comparison, chosen, folder, progress)
+        document = carry_out(command, comparison, chosen, folder, progress)
     except KeyboardInterrupt:
         print(f"lockstep: interrupted; go on with: lockstep evals --resume {folder}", file=sys.stderr)
         return 130

@@ -11,12 +11,15 @@ in Lockstep itself; they end in a traceback and exit status 3.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import shlex
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -101,7 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not options.name:
             top.print_help(sys.stderr)
             return ERROR
-        status = options.main(options, shlex.join(["lockstep", *words]))
+        with _terminable():
+            status = options.main(options, shlex.join(["lockstep", *words]))
         sys.stdout.flush()
     except UserError as error:
         streams.say(f"lockstep: {' '.join(str(error).split())}")
@@ -115,6 +119,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _unexpected(error)
     return int(status)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a command as Ctrl-C does (CI cancels with it). Only the first counts: ``timeout`` sends
+    two at once, and the second must not cost the report that is then written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _unexpected(error: Exception) -> int:

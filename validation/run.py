@@ -16,10 +16,8 @@ import contextlib
 import datetime
 import os
 import shlex
-import signal
-import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +108,7 @@ def run(
     notes = _resumed(results, journal.header.environment, environment)
     interrupted, trouble = False, ""
     try:
-        with terminable():
-            _execute(plan, journal, folder, results)
+        _execute(plan, journal, folder, results)
         journal.close()
     except KeyboardInterrupt:
         interrupted = True
@@ -223,20 +220,3 @@ def _resumed(results: dict[str, CaseResult], before: dict[str, Any], now: dict[s
     changed = [k for k in now if k not in ("date", "configuration_hash") and now[k] != before.get(k)]
     notes = [f"resumed: {len(results)} cases are from the earlier run"]
     return notes + ([f"the earlier run had another {', '.join(changed)}"] if changed else [])
-
-
-@contextlib.contextmanager
-def terminable() -> Generator[None, None, None]:
-    """SIGTERM ends a run as Ctrl-C does (CI cancels with it)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -106,7 +106,11 @@ class CudaStreams(Streams):
 
     def fork(self, stream: str, call: Call) -> None:
         cuda = self.torch.cuda
-        side = self.sides.setdefault(stream, cuda.Stream())
+        if (
+            stream not in self.sides
+        ):  # PyTorch hands out 32 in turn: made in vain, they come round to this one
+            self.sides[stream] = cuda.Stream()
+        side = self.sides[stream]
         side.wait_stream(cuda.current_stream())
         with cuda.stream(side):
             if self.slow:

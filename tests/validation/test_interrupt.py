@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -58,6 +59,23 @@ def test_ctrl_c_leaves_what_is_done_usable(tmp_path: Path, sent: signal.Signals)
     assert [r["verdict"] for r in document["cases"]] == ["pass", "pass"]
     names = {path.name for path in report(tmp_path).iterdir()}
     assert names >= {"results.json", "junit.xml", "report.txt", "cases.jsonl"}
+
+
+TWICE = """
+import os, signal
+from validation.cli import _terminable
+with _terminable():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGTERM)  # as timeout does, while the report is written
+        print("written")
+"""
+
+
+def test_a_second_sigterm_does_not_cost_the_report() -> None:
+    ran = subprocess.run([sys.executable, "-c", TWICE], env=environment(), capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "written\n")
 
 
 def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -48,11 +48,15 @@ def main(options: argparse.Namespace, command: str) -> int:
     from validation.faults.calibrate import spread
 
     results: list[Spread] = []
+    stopped = False
     with counted("honest variants", len(kernels) * options.cases) as advance:
-        for op, kernel in kernels.items():
-            results.append(spread(op, options.cases, options.seed, device, advance, kernel))
+        try:
+            for op, kernel in kernels.items():
+                results.append(spread(op, options.cases, options.seed, device, advance, kernel))
+        except KeyboardInterrupt:  # it costs the operation that was under way, not those before it
+            stopped = True
     entries = {r.op: _entry(r, options.seed) for r in results}
-    document = record(command, ops, device, entries)
+    document = record(command, [r.op for r in results], device, entries)
     if options.json:  # before the terminal, whose reader may be gone
         write_json(options.json, document)
     for result in results:
@@ -62,6 +66,8 @@ def main(options: argparse.Namespace, command: str) -> int:
             _store(op, device, entry, document)
     alarms = sum(len(r.alarms) for r in results)
     print(f"{alarms} false alarms in {sum(r.variants for r in results)} honest variants")
+    if stopped:
+        raise KeyboardInterrupt
     return 1 if alarms and not options.write else 0
 
 

@@ -89,7 +89,7 @@ def main(options: argparse.Namespace, command: str) -> int:
 def _run(options: argparse.Namespace, command: str) -> int:
     from validation import providers
     from validation.report.terminal import show
-    from validation.run import REPORTS, new_folder, terminable, write
+    from validation.run import REPORTS, new_folder, write
     from validation.step.crew import Setup, session_of, work_of
 
     names = options.provider or ([] if options.plugin else list(DEFAULT))
@@ -109,8 +109,7 @@ def _run(options: argparse.Namespace, command: str) -> int:
     results: dict[int, CaseResult] = {}
     interrupted, stopped = False, ""
     try:
-        with terminable():
-            _walk(setup, work, results)
+        _walk(setup, work, results)
     except KeyboardInterrupt:
         interrupted = True
     except UserError as error:  # of one walk: what the others gave is kept

@@ -20,16 +20,14 @@ def main(options: argparse.Namespace, command: str) -> int:
     if options.ranks not in RANKS:
         raise UserError(f"--ranks {options.ranks}: one of {', '.join(map(str, RANKS))}")
     from validation import providers, streams
-    from validation.run import terminable
     from validation.step.ranks import Job, run_ranks
 
     name = (options.provider or ["torch"])[0]
     providers.load([name], options.plugin, "cpu")
     steps, began = options.steps or DEFAULT_STEPS, time.monotonic()
-    with terminable():
-        found = run_ranks(
-            Job(options.ranks, steps, name, options.seed), lambda line: streams.say(f"lockstep: {line}")
-        )
+    found = run_ranks(
+        Job(options.ranks, steps, name, options.seed), lambda line: streams.say(f"lockstep: {line}")
+    )
     if os.environ.get("RANK", "0") == "0":
         for divergence in found:
             print(f"{divergence.words()}: {divergence.message}")

@@ -10,7 +10,6 @@ What this catches and cannot catch: see ``validation.stress.campaign``.
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,6 @@ def main(options: argparse.Namespace, command: str) -> int:
 
     folder = new_folder(options.report_dir or REPORTS, _hash(plan))
     results, interrupted = Results(plan), False
-    signal.signal(signal.SIGTERM, _interrupt)  # ranks and their memory are given back then, too
     try:
         carry_out(results, lambda line: streams.say(f"lockstep: {line}"), options.kernels)
     except KeyboardInterrupt:
@@ -99,10 +97,6 @@ def main(options: argparse.Namespace, command: str) -> int:
     document = _document(results, command, interrupted)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _plan(options: argparse.Namespace) -> Plan:

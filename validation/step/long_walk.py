@@ -53,7 +53,7 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
     found = _variants(tally, config, weights, candidate, session, say.now)
     run = long_run(
         config, weights, paths, pace, seed=session.seed, device=session.device,
-        advance=say.of(pace.steps), kept=_kept(session, item, candidate),
+        advance=say.of(pace.steps), kept=kept_file(session, item, candidate),
     )  # fmt: skip
     _report(session, result, run, tally, [*found, *run.found])
     _capture(session, item, config, candidate, run, result)
@@ -165,8 +165,8 @@ def _capture(
         result.note += f"; {words}"
 
 
-def _kept(session: Session, item: Item, candidate: Executor) -> Path | None:
-    """The file of this walk's progress; none without a folder of reports."""
+def kept_file(session: Session, item: Item, candidate: Executor) -> Path | None:
+    """The file of a walk's progress; none without a folder of reports."""
     if session.folder is None or item.widths == "real":
         return None
     words = (

@@ -20,7 +20,7 @@ from validation.step.executor import Executor, alternating, fastest, provider, v
 from validation.step.items import Item
 from validation.step.local import Judged
 from validation.step.long_memory import Memory, long_memory, spoiled
-from validation.step.long_walk import Said, long_walk
+from validation.step.long_walk import Said, kept_file, long_walk
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
 from validation.step.walk import Hooks, Walk, forced
@@ -139,8 +139,8 @@ class Session:
                     say(number)
 
             return long_memory(
-                config, self.weights_of(config), one, tokens, FREE_SHARE, seed=self.seed,
-                device=self.device, advance=advance,
+                config, self.weights_of(config), one, tokens, FREE_SHARE, seed=self.seed, device=self.device,
+                advance=advance, kept=kept_file(self, item, executor) if said else None,
             )  # fmt: skip
 
         memory = run(executor, item.steps, True)

@@ -7,12 +7,13 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels_under_test.executor.schedule import Streams
+from kernels_under_test.executor.schedule import CudaStreams, Streams
 from kernels_under_test.executor.specialised import Design, SpecialisedExecutor
 from validation.step.executor import provider
 from validation.step.walk import forced
@@ -79,3 +80,37 @@ def test_warm_ups_write_nothing_that_lives(executor: tuple[Case, SpecialisedExec
         assert torch.equal(getattr(one.batch, name), getattr(batch, name)), name
         assert getattr(one.batch, name).data_ptr() != getattr(batch, name).data_ptr()
     assert made.like.scratch.hidden.isnan().all(), "what the warm-ups left is poisoned"
+
+
+class _Stream:
+    """Stands for a stream of the device: notes whom it waits for."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        type(self).made += 1
+        self.waits: list[_Stream] = []
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.waits.append(other)
+
+
+def test_a_side_stream_is_made_once_and_joined_where_it_was_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has 32 streams and hands them out in turn: those made in vain would come round to the stream
+    that captures, and work beside it would then be in it."""
+    monkeypatch.setattr(_Stream, "made", 0)
+    main, entered = _Stream(), []
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda side: nullcontext(entered.append(side)))
+    streams, ran = CudaStreams(), []
+    for turn in range(3):
+        streams.fork("shared", lambda: ran.append("shared"))
+        streams.fork("fetch", lambda: ran.append("fetch"))
+        streams.join("shared")
+        streams.join("shared")
+        assert main.waits == [entered[0]] * (turn + 1)
+    assert _Stream.made == 3, "main, shared, fetch"
+    assert entered == [streams.sides["shared"], streams.sides["fetch"]] * 3
+    assert all(side.waits == [main] * 3 for side in streams.sides.values())
+    assert ran == ["shared", "fetch"] * 3

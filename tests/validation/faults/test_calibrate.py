@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from validation import cli
 from validation.contracts import contract_named
 from validation.contracts.contract import Case
 from validation.faults.calibrate import Spread, needed_factor, spread
@@ -69,3 +72,18 @@ def test_a_kernel_that_is_wrong_needs_a_factor_and_raises_alarms() -> None:
     result = spread("projection", 8, 77, "cpu", provider=replace(fault.implementation(), profile="stock"))
     assert result.alarms
     assert result.needed["out"]["excess"] > 4
+
+
+def test_a_stopped_calibration_keeps_the_operations_that_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(op: str, *more: object) -> Spread:
+        if op == "route":
+            raise KeyboardInterrupt
+        return Spread(op, variants=3)
+
+    monkeypatch.setattr("validation.faults.calibrate.spread", stopped)
+    record = tmp_path / "record.json"
+    words = ["--op", "projection", "--op", "route", "--op", "logits", "--json", str(record)]
+    assert cli.main(["calibrate", "--device", "cpu", *words]) == 130
+    assert list(json.loads(record.read_text())["results"]) == ["projection"]
