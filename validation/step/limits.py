@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from validation.step.distances import Distances
+from validation.step.drafted import drafted, most_stored
 from validation.step.free_running import predictive_limit
 from validation.step.honest import honest
-from validation.step.walk import Walk, forced
+from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights, digest
 
-PAIRS, SEEN = 32, 3  # pairs of variants (one request each), windows on which they are run
+PAIRS, SEEN = 16, 3  # pairs of variants (one request each), windows on which they are run
 KEPT = Path(__file__).parents[2] / "golden" / "step"
 SCHEMA = "lockstep.step_limits/1"
 Squares = dict[str, Tensor]
@@ -73,12 +74,13 @@ def measured(pairs: Pairs, say: Callable[[str], None] = lambda words: None) -> S
     gathered: dict[str, list[Tensor]] = {}
     for window in range(SEEN):
         walks[1].state.copy_(walks[0].state)
-        tokens = forced(pairs.config, PAIRS, pairs.window, seed=pairs.seed + 31 * window)
+        first, seed = window * pairs.window, pairs.seed + 31 * window
+        steps = drafted(pairs.config, PAIRS, first, pairs.window, seed)
         sums = Distances()
-        for number, ids in enumerate(tokens):
+        for number, step in enumerate(steps):
             for walk in walks:
-                walk.step(ids)
-            sums.add(walks[0], walks[1], tokens[number + 1] if number + 1 < len(tokens) else None)
+                walk.step(step.ids, step.accepted)
+            sums.add(walks[0], walks[1], steps[number + 1].ids if number + 1 < len(steps) else None)
             say(f"honest pairs: step {window * pairs.window + number + 1} of {SEEN * pairs.window}")
         for name, value in sums.read().items():
             gathered.setdefault(name, []).append(value)
@@ -87,8 +89,11 @@ def measured(pairs: Pairs, say: Callable[[str], None] = lambda words: None) -> S
 
 def _variants(pairs: Pairs, profile: str, number: int) -> Walk:
     executor = honest(profile, pairs.seed + 1 + number)
-    context = pairs.window * (SEEN + 1)
-    walk = Walk(pairs.config, pairs.weights, executor, None, most=PAIRS, context=context, checks=False)
+    context = most_stored(pairs.config, pairs.window * SEEN)
+    rows = PAIRS * pairs.config.tokens
+    walk = Walk(
+        pairs.config, pairs.weights, executor, None, most=PAIRS, context=context, rows=rows, checks=False
+    )
     for _ in range(PAIRS):
         walk.admit()
     return walk

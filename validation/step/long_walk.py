@@ -22,11 +22,12 @@ from validation.step import controls, limits
 from validation.step.budget import FREE_SHARE, LOCAL_SHARE
 from validation.step.capture import save_capture
 from validation.step.divergence import Divergence
+from validation.step.drafted import KINDS, drafted
 from validation.step.executor import Executor, fastest, provider
 from validation.step.items import Item
 from validation.step.long_run import LongRun, Pace, Paths, compare, long_run
 from validation.step.paces import pace_of
-from validation.step.walk import Walk, forced
+from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from validation.step.session import Session
 
 SAID_EVERY = 15.0  # seconds
+CONTROLLED = KINDS.index("vvp")  # first of the steps that controls are run on
 SHOWN_DIGESTS = 12
 # In an interpreter a control takes a minute.
-SHOWN_INTERPRETED = ("stale_slots", "shared_not_joined", "other_order")
+SHOWN_INTERPRETED = ("stale_accepted", "shared_not_joined", "other_order")
 
 
 def long_walk(session: Session, item: Item, candidate: Executor, result: CaseResult) -> None:
@@ -97,7 +99,8 @@ def _variants(
     session: Session,
     say: Callable[[str], None],
 ) -> list[Divergence]:
-    """Other designs of the executor over two padded steps: faults are tallied, false alarms returned."""
+    """Other designs of the executor over two verify steps and a plain one, padded: faults are tallied, false
+    alarms returned."""
     found = []
     on_cpu = session.device == "cpu"
     for name, (executor, right) in candidate.variants().items():
@@ -105,14 +108,14 @@ def _variants(
             continue
         say(f"control {name}")
         walk = Walk(
-            config, weights, executor, None, most=3, context=2 * config.page, rows=4, checks=False,
-            device=session.device, twice=True, seed=session.seed,
+            config, weights, executor, None, most=3, context=2 * config.page, rows=4 * config.tokens,
+            checks=False, device=session.device, twice=True, seed=session.seed,
         )  # fmt: skip
         for _ in range(3):
             walk.admit()
-        for ids in forced(config, 3, 2, seed=session.seed + 7):
+        for step in drafted(config, 3, CONTROLLED, 3, seed=session.seed + 7):
             walk.requests = [*walk.requests[1:], walk.requests[0]]
-            walk.step(ids, padded=4)
+            walk.step(step.ids, step.accepted, padded=4)
         if right:
             found += walk.found
         else:
@@ -137,7 +140,8 @@ def _report(
 def _said(run: LongRun) -> list[str]:
     """What was done, in words."""
     said = [
-        f"{run.steps} steps in {run.windows} windows, {run.compared} of them beside the stock path; "
+        f"{run.steps} steps ({run.verified} of them verify) in {run.windows} windows, {run.compared} of them "
+        f"beside the stock path; "
         f"{run.judged} steps judged, {run.twice} run twice"
     ]
     if run.digests:

@@ -1,8 +1,9 @@
 """Progress of a long run in one file: state, requests, free slots and pages, and the result so far.
 
 Data only (safetensors with JSON beside the tensors), written beside the old one and then put in its place, at
-most once a minute. Catches: a file of another run, by the key in its name, and one that is damaged, which is
-refused. Cannot hold: random numbers (those of a window come from its number).
+most once a minute. Catches: a file of another run, by the key in its name; one that is damaged, which is
+refused; and one of an older kind of run, which is not taken up, and said so. Cannot hold: random numbers
+(those of a window come from its number).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validation import streams
 from validation.errors import Unavailable, UserError
 from validation.subjects.kimi_k3.requests import Request
 
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from validation.step.walk import Walk
 
 EVERY = 60.0  # seconds
-KEPT = ("largest", "apart", "digests", "steps", "windows", "compared", "judged", "twice")
+SCHEMA = "lockstep.long_run/2"  # 1 had no name, and plain steps only
+KEPT = ("largest", "apart", "digests", "steps", "verified", "windows", "compared", "judged", "twice")
 
 
 def due(path: Path) -> bool:
@@ -34,6 +37,7 @@ def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
     """Write what a run needs to go on with ``window``."""
     pool = walk.pool
     facts = {
+        "schema": SCHEMA,
         "window": window,
         "number": walk.number,
         "requests": [asdict(r) | {"tokens": []} for r in walk.requests],
@@ -48,20 +52,46 @@ def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
     os.replace(beside, path)
 
 
-def load(path: Path, walk: Walk, result: LongRun) -> int:
-    """Take up a run; the window that is next, 0 where nothing was kept."""
-    if not path.exists():
-        return 0
-    file = _safetensors()
+def older(folder: Path) -> list[Path]:
+    """Files of a folder that hold progress of an older kind of run: none of them can be taken up."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not _known(path)]
+
+
+def _known(path: Path) -> bool:
+    """Whether progress is of this kind; a damaged file is for ``load`` to refuse."""
+    try:
+        return bool(_facts(path).get("schema") == SCHEMA)
+    except UserError:
+        return True
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    _safetensors()
     from safetensors import safe_open
 
     try:
-        tensors: dict[str, Any] = file.load_file(path)
         with safe_open(path, "pt") as opened:
-            facts = json.loads(opened.metadata()["facts"])
+            return dict(json.loads(opened.metadata()["facts"]))
     except Exception as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"{path} holds no progress ({words}); delete it to start anew") from None
+        raise _damaged(path, error) from None
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    words = " ".join(str(error).split())
+    return UserError(f"{path} holds no progress ({words}); delete it to start anew")
+
+
+def load(path: Path, walk: Walk, result: LongRun) -> int:
+    """Take up a run; the window that is next, 0 where nothing was kept, or only of an older kind."""
+    for one in older(path.parent):
+        streams.say(f"lockstep: {one} is of an older kind of run, which starts anew; the file can be deleted")
+    if not path.exists() or not _known(path):
+        return 0
+    facts = _facts(path)
+    try:
+        tensors: dict[str, Any] = _safetensors().load_file(path)
+    except Exception as error:
+        raise _damaged(path, error) from None
     for kind, layer, tensor in walk.state.buffers():
         tensor.copy_(tensors[f"{kind}.{layer}"])
     names = {f.name for f in fields(Request)}
