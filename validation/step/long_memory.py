@@ -1,36 +1,37 @@
 """One layer's recurrence over up to a hundred thousand tokens, against the reference's own state.
 
 Half-lives are log-uniform over 1 to 1e5 tokens, so what is wrong in a state stays in it. The executor's KDA
-core is given random projections, token after token; the reference keeps a state of its own, rounded where
-the profile says and in float64 between, and both are compared after 1, 2, 4, 8, ... tokens. Noise is carried
-as ``rollout`` does, and not forgotten as the state decays. That of the first tokens is predicted one by one,
-then of one in ``NOISE_EVERY``, and taken for those that follow it; where a BF16 rounding may flip is not
-known for these, so a flip is allowed for everywhere.
+core is given random projections, token after token; the reference keeps a state of its own (``carried``),
+and both are compared after 1, 2, 4, 8, ... tokens. A token of whose inputs noise could flip a rounding to
+BF16 is drawn anew: such a flip would stay in the state, and hide what is ten thousand times smaller.
 
-Catches: state that is lost, crossed or scaled at any of the tokens, a bias of 1e-7 a token within the first
-few, 1e-6 at once. Cannot catch: after some thousand tokens, what is smaller than the flips that are allowed
-for; what the recurrence is given (``local``); slots (two requests stay where they are).
+Catches: state that is lost, crossed, scaled or kept in fewer bits at any of the tokens; ``Memory.sharp`` says
+how small an error it would find. Cannot catch: a drift below what the exponential of the decay may be off by
+at every token (half an ulp on a CPU); what the recurrence is given (``local``); slots (two requests stay
+where they are).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from validation.contracts import contract_named
 from validation.contracts.contract import Contract
-from validation.contracts.kda import initial_slots
+from validation.contracts.kda import Inputs, inputs
+from validation.errors import UserError
 from validation.judge import assess
-from validation.numerics.arithmetic import Noise, Rounded
+from validation.numerics.arithmetic import Arithmetic, Noise
 from validation.numerics.value import Value
+from validation.step.carried import Carried
 from validation.step.divergence import Divergence, of_operation
 from validation.step.executor import Executor
 from validation.step.local import Judged, snapshot
-from validation.step.rollout import Rolled, carried
 from validation.step.walk import Walk, forced
 from validation.subjects.kimi_k3.batch import batch_of
 from validation.subjects.kimi_k3.config import Config
@@ -39,7 +40,18 @@ from validation.subjects.kimi_k3.weights import Weights
 
 OP, LAYER, RANK = "kda_decode", 1, 0
 REQUESTS = 2
-EVERY_ONE, NOISE_EVERY = 64, 32  # first tokens whose noise is predicted, and of the others every which
+BLOCK = 64  # tokens drawn at a time
+DRAWS = 1000  # of one block
+
+
+@dataclass(frozen=True)
+class Sharp:
+    """The smallest errors that a comparison finds: relative error of the whole state, made once, and made
+    anew at every token."""
+
+    tokens: int
+    once: float
+    drift: float
 
 
 @dataclass
@@ -47,8 +59,15 @@ class Memory:
     """``scores``: (tokens, excess, limit) at each comparison; ``found``: the first that failed."""
 
     scores: list[tuple[int, float, float]] = field(default_factory=list)
+    sharp: list[Sharp] = field(default_factory=list)
     found: list[Divergence] = field(default_factory=list)
     judged: Judged | None = None
+
+
+def compared_at(tokens: int) -> list[int]:
+    """Powers of two, from a thousand on those of ten, and the last token."""
+    powers = {2**n for n in range(20)} | {10**n for n in range(3, 6)}
+    return sorted({n for n in powers if n < tokens} | {tokens})
 
 
 def long_memory(
@@ -65,20 +84,24 @@ def long_memory(
     """Run ``tokens`` tokens of the first KDA layer behind layer 0, on rank 0. ``share``: of the false-alarm
     budget, for all comparisons."""
     operation, a = _operation(config, weights, executor, device, seed)
-    checks = [2**n for n in range(20) if 2**n < tokens] + [tokens]
-    reference = _Reference(contract_named(OP), executor.profile, Rolled.of(a.state))
+    contract, checks = contract_named(OP), compared_at(tokens)
+    noise = Noise(contract.profiles[executor.profile].on(a.state.device.type))
+    reference = Carried.of(a.state[a.slots[:, 0].long()])
     g = torch.Generator(device).manual_seed(seed)
     result = Memory()
     for number in range(1, tokens + 1):
-        drawn = torch.randn(a.projected.shape, generator=g, device=a.projected.device)
-        a.projected.copy_(drawn)
-        clean = snapshot(a) if number in checks else replace(a, conv_state=a.conv_state.clone())
+        place = (number - 1) % BLOCK
+        if place == 0:
+            block = _drawn(noise, a, g)
+        a.projected.copy_(block.projected[:, place])
+        clean = snapshot(a) if number in checks else None
         executor.run(operation, a)
-        reference.advance(clean)
+        reference.advance(noise, block.token(place))
         if number in checks:
-            judged = reference.judged(operation, clean, a, share / len(checks))
-            statistic = judged.worst()[1]
-            result.scores.append((number, *statistic.surplus))
+            judged = _judged(contract, operation, reference, clean, a, share / len(checks))
+            excess = next(s for _, s in judged.statistics if s.name == "excess")
+            result.scores.append((number, *excess.surplus))
+            result.sharp.append(Sharp(number, *reference.smallest(excess.level)))
             if judged.failed:
                 result.judged = judged
                 result.found.append(replace(of_operation(number - 1, judged), op="long_memory"))
@@ -87,15 +110,68 @@ def long_memory(
     return result
 
 
-def spoiled(right: Executor, factor: float) -> Executor:
-    """Scales the states that every call has written: a planted fault."""
+@dataclass
+class _Block:
+    """The next tokens: BF16 ``projected`` [request, token, column], and what the recurrence is given of
+    them."""
 
-    def run(operation: Operation, a: Any) -> None:
-        right.run(operation, a)
-        slots = a.slots[:, 0].long()
-        a.state[slots] = (a.state[slots].double() * factor).float()
+    projected: Tensor
+    given: Inputs
 
-    return replace(right, run=run)
+    def token(self, place: int) -> Inputs:
+        parts = {f.name: getattr(self.given, f.name)[:, place : place + 1] for f in fields(Inputs)}
+        return Inputs(**parts)
+
+
+def _drawn(noise: Arithmetic, a: Any, g: Generator) -> _Block:
+    """Tokens whose roundings are known. Another draw of one of them is in the windows of the next three."""
+    requests, columns = a.projected.shape
+    drawn = torch.zeros(requests, BLOCK, columns, dtype=a.projected.dtype, device=a.projected.device)
+    new = torch.ones(requests, BLOCK, dtype=torch.bool, device=drawn.device)
+    slots, accepted = a.slots[:, :1].expand(-1, BLOCK), torch.ones_like(a.accepted)
+    for _ in range(DRAWS):
+        fresh = torch.randn(drawn.shape, generator=g, device=drawn.device).to(drawn.dtype)
+        drawn = torch.where(new[..., None], fresh, drawn)
+        one = replace(a, projected=drawn.flatten(0, 1), slots=slots, accepted=accepted, tokens=BLOCK)
+        given = inputs(noise, one)
+        new = _uncertain(given)
+        if not bool(new.any()):
+            return _Block(drawn, given)
+    raise UserError(f"of {DRAWS} draws none has only roundings that noise cannot flip")
+
+
+def _uncertain(given: Inputs) -> Tensor:
+    """Tokens with a jump in what the state is made of. bool [request, token]"""
+    parts = [value.jump for value in (given.key, given.v, given.decay) if value.jump is not None]
+    found = [(part > 0).flatten(2).any(2) for part in parts]
+    quiet = torch.zeros(given.beta.shape[:2], dtype=torch.bool, device=given.beta.mean.device)
+    return torch.stack([quiet, *found]).any(0)
+
+
+def _spoiling(change: Callable[[Tensor, int], Tensor]) -> Callable[[Executor], Executor]:
+    """Changes the states that every call has written, by the number of the token."""
+
+    def faulty(right: Executor) -> Executor:
+        count = itertools.count(1)
+
+        def run(operation: Operation, a: Any) -> None:
+            right.run(operation, a)
+            slots = a.slots[:, 0].long()
+            a.state[slots] = change(a.state[slots].double(), next(count)).float()
+
+        return replace(right, run=run)
+
+    return faulty
+
+
+# Faults that must be found in so many tokens.
+FOUND_WITHIN = 64
+FORGETFUL = {
+    "state wiped at token 5": _spoiling(lambda state, token: state * (token != 5)),
+    "state that loses 1e-3 a token": _spoiling(lambda state, token: state * (1 - 1e-3)),
+    "state that loses 1e-6 a token": _spoiling(lambda state, token: state * (1 - 1e-6)),
+    "state kept in BF16": _spoiling(lambda state, token: state.bfloat16()),
+}
 
 
 def _operation(
@@ -111,39 +187,13 @@ def _operation(
     return found, found.arguments(binding)
 
 
-def _anywhere(part: Tensor | None) -> Tensor | None:
-    """The largest of a head for all of it: at which token and element a rounding flips is not known."""
-    return None if part is None else part.amax((-2, -1), keepdim=True).expand(part.shape)
-
-
-class _Reference:
-    """The reference's own state, and the noise it carries."""
-
-    def __init__(self, contract: Contract, profile: str, rolled: Rolled) -> None:
-        self.contract, self.rolled, self.count = contract, rolled, 0
-        self.profile = contract.profiles[profile].on(rolled.mean.device.type)
-        self.own: list[Tensor | None] = [None, None, None]
-
-    def advance(self, a: Any) -> None:
-        """One token from the same inputs."""
-        a = replace(a, state=self.rolled.mean)
-        noisy = self.count < EVERY_ONE or self.count % NOISE_EVERY == 0
-        ar = Noise(self.profile) if noisy else Rounded(self.profile)
-        value = self.contract.reference(ar, a)["state"]
-        if noisy:
-            variance, *jumps = value.parts()
-            self.own = [variance, *(_anywhere(part) for part in jumps)]
-        own = self.own
-        total = carried(Value(value.ar, value.mean, own[0], own[1], own[2]), self.rolled, initial_slots(a))
-        slots = a.slots[:, 0].long()
-        for part, new in zip(self.rolled.parts(), (total.mean, *total.parts()), strict=True):
-            if new is not None:
-                part[slots] = new[:, 0]
-        self.total, self.count = total, self.count + 1
-
-    def judged(self, operation: Operation, clean: Any, outcome: Any, share: float) -> Judged:
-        """The executor's state against this one: excess and what is not finite."""
-        output = next(o for o in self.contract.outputs if o.name == "state")
-        found = assess(self.contract, output, output.view(outcome), {"state": self.total}, share)
-        kept = [("state", s) for s in found if s.name in ("excess", "nonfinite")]
-        return Judged(operation, kept, clean, outcome)
+def _judged(
+    contract: Contract, operation: Operation, reference: Carried, clean: Any, outcome: Any, share: float
+) -> Judged:
+    """The executor's state against the reference's: excess and what is not finite."""
+    output = next(o for o in contract.outputs if o.name == "state")
+    predicted: Value = reference.predicted()
+    observed = reference.forgiven(output.view(outcome))
+    found = assess(contract, output, observed, {"state": predicted}, share)
+    kept = [("state", s) for s in found if s.name in ("excess", "nonfinite")]
+    return Judged(operation, kept, clean, outcome)
