@@ -18,7 +18,7 @@ import torch
 
 from validation import streams
 from validation.report.schema import CaseResult, Score
-from validation.step import controls, limits
+from validation.step import controls, jitter, limits
 from validation.step.budget import FREE_SHARE, LOCAL_SHARE
 from validation.step.capture import save_capture
 from validation.step.divergence import Divergence
@@ -49,7 +49,9 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
     if session.judged is not None:
         pace = replace(pace, judged=session.judged)
     say = Said(session, f"{item.name} by {candidate.name}")
+    began = time.monotonic()
     known = _limits(session, item, candidate, weights, pace, say.now)
+    seconds = time.monotonic() - began
     paths = Paths(candidate, _reference(result.provider, session.device), known, LOCAL_SHARE)
     tally = controls.Count()
     found = _variants(tally, config, weights, candidate, session, say.now)
@@ -58,6 +60,7 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
         advance=say.of(pace.steps), kept=_kept(session, item, candidate),
     )  # fmt: skip
     _report(session, result, run, tally, [*found, *run.found])
+    result.note += f"; limits of {len(known)} distances taken in {seconds:.0f} s"
     _capture(session, item, config, candidate, run, result)
 
 
@@ -77,16 +80,15 @@ def _limits(
     pace: Pace,
     say: Callable[[str], None],
 ) -> dict[str, float]:
-    """Of one request's window; at the real widths none is measured, and distances are only reported."""
-    if item.widths == "real":
-        return {}
+    """Of one request's window: of honest pairs where they are kept, else of moved ones (``jitter``)."""
     own = session.weights is not None and session.weights[0] == item.config()
-    on_cpu = {name: tensor.cpu() for name, tensor in weights.items()}
+    real = item.widths == "real"
+    held = weights if real else {name: tensor.cpu() for name, tensor in weights.items()}
     pairs = limits.Pairs(
-        item.config(), on_cpu, (candidate.profile, "stock"), pace.window, None if own else session.seed
+        item.config(), held, (candidate.profile, "stock"), pace.window, None if own else session.seed
     )
     folder = session.folder.parent / "long" if session.folder else None
-    found = limits.squares(pairs, say, folder)
+    found = jitter.squares(pairs, session.device if real else "cpu", say, folder)
     requests = sum(pace.counts) / len(pace.counts) * pace.windows / pace.compared
     return limits.limits(found, FREE_SHARE / (len(found) * max(requests, 1)))
 
