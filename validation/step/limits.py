@@ -28,7 +28,7 @@ from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights, digest
 
-PAIRS, SEEN = 16, 3  # pairs of variants (one request each), windows on which they are run
+PAIRS, SEEN = 32, 3  # pairs of variants (one request each), windows on which they are run
 KEPT = Path(__file__).parents[2] / "golden" / "step"
 SCHEMA = "lockstep.step_limits/1"
 Squares = dict[str, Tensor]

@@ -72,9 +72,9 @@ def test_limits_from_moved_pairs_hold_the_honest_ones(monkeypatch: pytest.Monkey
     assert all(0 < share < 1 for share in shares.values())
     monkeypatch.setattr(limits, "KEPT", limits.KEPT / "none")
     monkeypatch.setattr(jitter, "honest_shares", lambda *given: shares)
-    taken = limits.limits(jitter.squares(pairs, "cpu"), 1e-8)
-    known = limits.limits(honest, 1e-8)
+    found = jitter.squares(pairs, "cpu")
+    taken = limits.limits(found, 1e-8)
     for name, squares in honest.items():
         assert float(squares.max()) < taken[name] < float("inf"), name
     for name in ("KL divergence", "recurrent of layer 2", "kv of layer 4"):
-        assert 0.1 < taken[name] / known[name] < 100, name
+        assert 0.5 < float(found[name].mean() / honest[name].mean()) < 20, name

@@ -1,5 +1,5 @@
-"""Windows of a long run, plain and drafted: right executors pass; state that is wiped, drifts, loses precision
-or is rolled back wrongly is found in its first windows and named; a run goes on from where it was cut."""
+"""Windows of a long run, plain and drafted: right executors pass; state that is wiped, drifts, loses
+precision or is rolled back wrongly is found in its first windows and named; a run goes on from its cut."""
 
 from __future__ import annotations
 
