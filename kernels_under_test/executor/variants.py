@@ -1,6 +1,7 @@
 """Other designs of an executor: honest ones, and planted faults of graphs and side streams.
 
     stale_slots, stale_lengths    metadata as it was when the batch was prepared: baked in at capture
+    stale_accepted                the same of accepted counts: a verify step rolls back by another's
     padding_lives                 a padding request keeps slot and cache row of a live one
     shared_not_joined             the tail does not wait for the shared experts' stream
     other_order                   honest: side work as early, or on a GPU as late, as can be
@@ -26,6 +27,7 @@ def variants(right: Design) -> dict[str, tuple[Design, bool]]:
     found = {
         "stale_slots": (replace(right, restage=_all_but("slots")), False),
         "stale_lengths": (replace(right, restage=_all_but("lengths", "totals")), False),
+        "stale_accepted": (replace(right, restage=_all_but("accepted")), False),
         "padding_lives": (replace(right, restage=_padding_lives), False),
     }
     if right.arrange is schedule:

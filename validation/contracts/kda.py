@@ -8,6 +8,7 @@ between kernels.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,19 +56,9 @@ def reference(ar: Arithmetic, a: KdaArguments) -> dict[str, Value]:
     """Output rows, the state after each token, and the convolution history."""
     requests, q = a.slots.shape
     window = _window(a)
-    z = _convolution(ar, a, window)
-    columns = a.columns()
-    rows = a.projected.reshape(requests, q, -1)
-
-    def heads(name: str) -> Value:
-        return ar.load(rows[..., columns[name]].reshape(requests, q, a.heads, -1))
-
-    query = _normalised(ar, z[:, :, 0], a.eps_l2, a.head_dim**-0.5)
-    key = _normalised(ar, z[:, :, 1], a.eps_l2, None)
-    decay = _decay(ar, a, ar.load(rows[..., columns["f_a"]]))
-    beta = ar.sigmoid(heads("beta"))[..., 0]
-    core, states = _recurrence(ar, a, query, key, z[:, :, 2], decay, beta)
-    out = _gated_norm(ar, a, ar.round(core, "kda.core_out"), heads("gate"))
+    tokens = inputs(ar, a, window)
+    core, states = recurrence(ar, ar.load(a.state[initial_slots(a).clamp(min=0)]), tokens)
+    out = _gated_norm(ar, a, ar.round(core, "kda.core_out"), _heads(ar, a, "gate"))
     alive = live_requests(a)
     out = ar.where(alive[:, None, None, None], out, 0.0)
     return {
@@ -75,6 +66,36 @@ def reference(ar: Arithmetic, a: KdaArguments) -> dict[str, Value]:
         "state": ar.where(live_writes(a)[:, :, None, None, None], states, 0.0),
         "conv_state": _history(ar, a, window),
     }
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the recurrence is given, whatever its state: ``query``, ``key``, ``v`` and ``decay`` [request,
+    token, head, dim], ``beta`` [request, token, head]."""
+
+    query: Value
+    key: Value
+    v: Value
+    decay: Value
+    beta: Value
+
+
+def inputs(ar: Arithmetic, a: KdaArguments, window: Tensor | None = None) -> Inputs:
+    """Convolution, norms and gates of every token."""
+    z = _convolution(ar, a, _window(a) if window is None else window)
+    rows = a.projected.reshape(*a.slots.shape, -1)
+    return Inputs(
+        query=_normalised(ar, z[:, :, 0], a.eps_l2, a.head_dim**-0.5),
+        key=_normalised(ar, z[:, :, 1], a.eps_l2, None),
+        v=z[:, :, 2],
+        decay=_decay(ar, a, ar.load(rows[..., a.columns()["f_a"]])),
+        beta=ar.sigmoid(_heads(ar, a, "beta"))[..., 0],
+    )
+
+
+def _heads(ar: Arithmetic, a: KdaArguments, name: str) -> Value:
+    rows = a.projected[:, a.columns()[name]]
+    return ar.load(rows.reshape(*a.slots.shape, a.heads, -1))
 
 
 def _window(a: KdaArguments) -> Tensor:
@@ -114,19 +135,16 @@ def _decay(ar: Arithmetic, a: KdaArguments, f_a: Value) -> Value:
     return ar.exp(ar.sigmoid(speed * (raw + bias)) * a.lower_bound)
 
 
-def _recurrence(
-    ar: Arithmetic, a: KdaArguments, query: Value, key: Value, v: Value, decay: Value, beta: Value
-) -> tuple[Value, Value]:
-    """Gated delta rule, token by token: core output [request, token, head, v] and states [request, token,
-    head, v, k]."""
-    state = ar.load(a.state[initial_slots(a).clamp(min=0)])
+def recurrence(ar: Arithmetic, state: Value, tokens: Inputs) -> tuple[Value, Value]:
+    """Gated delta rule from ``state`` [request, head, v, k], token by token: core output [request, token,
+    head, v] and states [request, token, head, v, k]."""
     outputs, states = [], []
-    for t in range(a.slots.shape[1]):
-        k_t = key[:, t].unsqueeze(-2)
-        state = state * decay[:, t].unsqueeze(-2)
-        correction = (v[:, t] - ar.dot(state, k_t, -1)) * beta[:, t].unsqueeze(-1)
+    for t in range(tokens.beta.shape[1]):
+        k_t = tokens.key[:, t].unsqueeze(-2)
+        state = state * tokens.decay[:, t].unsqueeze(-2)
+        correction = (tokens.v[:, t] - ar.dot(state, k_t, -1)) * tokens.beta[:, t].unsqueeze(-1)
         state = state + correction.unsqueeze(-1) * k_t
-        outputs.append(ar.dot(state, query[:, t].unsqueeze(-2), -1))
+        outputs.append(ar.dot(state, tokens.query[:, t].unsqueeze(-2), -1))
         states.append(state)
     return ar.stack(outputs, 1), ar.stack(states, 1)
 

@@ -3,8 +3,7 @@
 One member of a pair rounds as the candidate declares, the other as the reference does (``honest``); both
 start a window from one state and are forced the same tokens. Every request of every pair gives one sum of
 squares for each distance. They depend on the model, the two profiles and the window alone, so they are kept
-beside the golden data, by a key of all these, and measured anew (with a line that says so) where there are
-none.
+beside the golden data, by a key of all these; where there are none, moved pairs stand for them (``jitter``).
 
 Catches: nothing by itself. Cannot represent: what no honest variant shows at all; such a distance has no
 limit and is reported as unjudged.
@@ -13,7 +12,7 @@ limit and is reported as unjudged.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,11 @@ import torch
 from torch import Tensor
 
 from validation.step.distances import Distances
+from validation.step.drafted import drafted, most_stored
+from validation.step.executor import Executor
 from validation.step.free_running import predictive_limit
 from validation.step.honest import honest
-from validation.step.walk import Walk, forced
+from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights, digest
 
@@ -51,17 +52,20 @@ class Pairs:
 
 
 def squares(
-    pairs: Pairs, say: Callable[[str], None] = lambda words: None, folder: Path | None = None
+    pairs: Pairs,
+    say: Callable[[str], None] = lambda words: None,
+    folder: Path | None = None,
+    measure: Callable[[Pairs, Callable[[str], None]], Squares] | None = None,
 ) -> Squares:
     """Sums of squares by name [sample]: those of the golden data, those that an earlier run left in
-    ``folder``, else measured and left there."""
+    ``folder``, else measured (on honest variants, if not by ``measure``) and left there."""
     for place in (KEPT, folder):
         path = place / f"pairs-{pairs.key()}.json" if place else None
         if path and path.exists():
             document = json.loads(path.read_text(encoding="utf-8"))
             return {name: torch.tensor(v, dtype=torch.float64) for name, v in document["squares"].items()}
     say("no measured pairs of this model, profiles and window: measuring them")
-    found = measured(pairs, say)
+    found = (measure or measured)(pairs, say)
     if folder:
         keep(pairs, found, folder)
     return found
@@ -69,27 +73,44 @@ def squares(
 
 def measured(pairs: Pairs, say: Callable[[str], None] = lambda words: None) -> Squares:
     """Run the pairs; on the CPU, where few small tensors are fastest."""
-    walks = [_variants(pairs, profile, number) for number, profile in enumerate(pairs.profiles)]
+    variants = [honest(profile, pairs.seed + 1 + number) for number, profile in enumerate(pairs.profiles)]
+    return ran(pairs, variants, PAIRS, SEEN, say)
+
+
+def ran(
+    pairs: Pairs,
+    executors: Sequence[Executor],
+    count: int,
+    windows: int,
+    say: Callable[[str], None],
+    device: str = "cpu",
+) -> Squares:
+    """Sums of squares of ``count`` requests in each of so many windows of two executors, which begin every
+    window with one state."""
+    walks = [_walk(pairs, executor, count, windows, device) for executor in executors]
     gathered: dict[str, list[Tensor]] = {}
-    for window in range(SEEN):
+    for window in range(windows):
         walks[1].state.copy_(walks[0].state)
-        tokens = forced(pairs.config, PAIRS, pairs.window, seed=pairs.seed + 31 * window)
+        first, seed = window * pairs.window, pairs.seed + 31 * window
+        steps = drafted(pairs.config, count, first, pairs.window, seed)
         sums = Distances()
-        for number, ids in enumerate(tokens):
+        for number, step in enumerate(steps):
             for walk in walks:
-                walk.step(ids)
-            sums.add(walks[0], walks[1], tokens[number + 1] if number + 1 < len(tokens) else None)
-            say(f"honest pairs: step {window * pairs.window + number + 1} of {SEEN * pairs.window}")
+                walk.step(step.ids, step.accepted)
+            sums.add(walks[0], walks[1], steps[number + 1].ids if number + 1 < len(steps) else None)
+            say(f"pairs for the limits: step {first + number + 1} of {windows * pairs.window}")
         for name, value in sums.read().items():
             gathered.setdefault(name, []).append(value)
     return {name: torch.cat(values) for name, values in gathered.items()}
 
 
-def _variants(pairs: Pairs, profile: str, number: int) -> Walk:
-    executor = honest(profile, pairs.seed + 1 + number)
-    context = pairs.window * (SEEN + 1)
-    walk = Walk(pairs.config, pairs.weights, executor, None, most=PAIRS, context=context, checks=False)
-    for _ in range(PAIRS):
+def _walk(pairs: Pairs, executor: Executor, count: int, windows: int, device: str) -> Walk:
+    context = most_stored(pairs.config, pairs.window * windows)
+    walk = Walk(
+        pairs.config, pairs.weights, executor, None, most=count, context=context,
+        rows=count * pairs.config.tokens, checks=False, device=device,
+    )  # fmt: skip
+    for _ in range(count):
         walk.admit()
     return walk
 
@@ -103,8 +124,6 @@ def keep(pairs: Pairs, found: Squares, kept: Path) -> Path:
         "configuration": pairs.config.digest(),
         "profiles": pairs.profiles,
         "window": pairs.window,
-        "pairs": PAIRS,
-        "windows": SEEN,
         "squares": {name: [float(f"{x:.6g}") for x in value.tolist()] for name, value in found.items()},
     }
     path.write_text(json.dumps(document) + "\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from validation.step import replay
 from validation.step.divergence import Divergence, of_operation
 from validation.step.executor import eagerly
+from validation.step.free_running import Step
 from validation.step.local import Judged, compared, judged_step, snapshot
 from validation.step.walk import Walk
 from validation.subjects.kimi_k3.batch import batch_of
@@ -26,12 +27,13 @@ from validation.subjects.kimi_k3.state import State
 
 @dataclass(frozen=True)
 class Window:
-    """Where a window began: state, tokens of each request, step number; and what it was forced."""
+    """Where a window began: state, tokens stored and last accepted of each request, step number; and its
+    steps."""
 
     state: State
-    lengths: list[int]
+    stored: list[tuple[int, int]]
     number: int
-    tokens: list[list[list[int]]]
+    steps: list[Step]
     padded: int | None
 
 
@@ -48,20 +50,20 @@ def located(
 ) -> Place | None:
     """Run the window again; the first place that parts, or None if none does."""
     walk.state.copy_(window.state)
-    for request, length in zip(walk.requests, window.lengths, strict=True):
-        request.length = length
-    for offset, ids in enumerate(window.tokens):
+    for request, (length, accepted) in zip(walk.requests, window.stored, strict=True):
+        request.length, request.accepted = length, accepted
+    for offset, forced in enumerate(window.steps):
         step = window.number + offset
         say(step)
-        right = batch_of(walk.config, walk.requests, ids, window.padded, walk.pool.capacity)
+        right = batch_of(walk.config, walk.requests, forced.ids, window.padded, walk.pool.capacity)
         binding = walk.binding(walk.hooks.stage(right))
         before = walk.state.clone()
         place = _of_replay(walk, step, binding, before, share) if walk.executor.replays else None
         place = place or _of_operation(walk, step, binding, before, share)
         if place:
             return place
-        for request, row in zip(walk.requests, ids, strict=True):
-            request.advance(row, 1)
+        for request, row, count in zip(walk.requests, forced.ids, forced.accepted, strict=True):
+            request.advance(row, count)
     return None
 
 

@@ -2,9 +2,10 @@
 
 A window begins with the candidate's state in both paths; within it each keeps its own. How far two honest
 backends of these profiles are then apart is measured on pairs of variants (``limits``), and every request's
-distances must stay below the predictive limit at its share of the budget. Requests are renewed every few
-windows, so slots and pages change tenants, and their number changes, so that prepared batches change and are
-padded; one request may last for the whole run. The checks of ``watch`` look at every step; at sampled steps
+distances must stay below the predictive limit at its share of the budget. Where the model drafts, verify
+steps and plain ones follow each other (``drafted``). Requests are renewed every few windows, so slots and
+pages change tenants, and their number changes, so that prepared batches change and are padded; one request
+may last for the whole run. The checks of ``watch`` look at every step; at sampled steps
 every operation is judged (``local``), or the step is run twice and compared bit for bit (``replay``). A
 window in which anything is wrong is run again to find the place (``locate``), and ends the run.
 
@@ -23,9 +24,10 @@ from torch import Tensor
 from validation.step import progress
 from validation.step.distances import Distances
 from validation.step.divergence import Divergence, of_check
+from validation.step.drafted import drafted, most_stored
 from validation.step.executor import Executor
 from validation.step.locate import Place, Window, located
-from validation.step.walk import Hooks, Walk, forced
+from validation.step.walk import Hooks, Walk
 from validation.step.watch import Watch
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights
@@ -84,6 +86,7 @@ class LongRun:
     limits: dict[str, float] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
     steps: int = 0
+    verified: int = 0
     windows: int = 0
     compared: int = 0
     judged: int = 0
@@ -142,13 +145,14 @@ class _Run:
     ) -> None:
         self.config, self.paths, self.pace, self.seed = config, paths, pace, seed
         most = max(pace.counts)
-        rows = max(*pace.sizes, most) if pace.sizes else most
-        lasting = pace.steps + pace.window if pace.lasting else 0
+        rows = max([*pace.sizes, most]) * config.tokens
+        lasting = most_stored(config, pace.steps + pace.window) if pace.lasting else 0
 
         def walk(executor: Executor, h: Hooks) -> Walk:
             return Walk(
-                config, weights, executor, None, h, most=most, context=pace.window * pace.renewed,
-                seed=seed, rows=max(rows, 1), checks=False, device=device, lasting=lasting,
+                config, weights, executor, None, h, most=most,
+                context=most_stored(config, pace.window * pace.renewed), seed=seed, rows=rows,
+                checks=False, device=device, lasting=lasting,
             )  # fmt: skip
 
         self.one, self.other = walk(paths.candidate, hooks), walk(paths.reference, Hooks())
@@ -166,9 +170,9 @@ class _Run:
         if number % pace.renewed == 0 or not one.requests:
             self._renew(number // pace.renewed)
         count = min(pace.window, pace.steps - number * pace.window)
-        tokens = forced(self.config, len(one.requests), count, seed=self.seed * 100_003 + number)
+        steps = drafted(self.config, len(one.requests), one.number, count, self.seed * 100_003 + number)
         began = Window(
-            one.state.clone(), [r.length for r in one.requests], one.number, tokens,
+            one.state.clone(), [(r.length, r.accepted) for r in one.requests], one.number, steps,
             pace.padded(len(one.requests)),
         )  # fmt: skip
         self._watch()
@@ -207,16 +211,17 @@ class _Run:
             other.state.copy_(one.state)
             other.requests = [replace(r, tokens=[]) for r in one.requests]
         judged, looked_at = self.pace.judged_steps(), self.pace.looked_at(began.number)
-        for offset, ids in enumerate(began.tokens):
+        for offset, step in enumerate(began.steps):
             one.share = self.paths.share if one.number in judged else None
             one.twice = one.executor.replays and (looked_at or (beside and offset < self.pace.twice))
             self.result.judged += one.share is not None
             self.result.twice += one.twice and one.share is None
-            one.step(ids, padded=began.padded)
+            self.result.verified += len(step.ids[0]) > 1
+            one.step(step.ids, step.accepted, began.padded)
             if beside:
-                other.step(ids, padded=began.padded)
-                last = offset + 1 == len(began.tokens)
-                sums.add(one, other, None if last else began.tokens[offset + 1])
+                other.step(step.ids, step.accepted, began.padded)
+                last = offset + 1 == len(began.steps)
+                sums.add(one, other, None if last else began.steps[offset + 1].ids)
         return sums
 
     def _blame(self, began: Window, found: list[Divergence]) -> None:

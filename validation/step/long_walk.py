@@ -18,15 +18,16 @@ import torch
 
 from validation import streams
 from validation.report.schema import CaseResult, Score
-from validation.step import controls, limits
+from validation.step import controls, jitter, limits
 from validation.step.budget import FREE_SHARE, LOCAL_SHARE
 from validation.step.capture import captured
 from validation.step.divergence import Divergence
+from validation.step.drafted import KINDS, drafted
 from validation.step.executor import Executor, fastest, provider
 from validation.step.items import Item
 from validation.step.long_run import LongRun, Pace, Paths, compare, long_run
 from validation.step.paces import pace_of
-from validation.step.walk import Walk, forced
+from validation.step.walk import Walk
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
     from validation.step.session import Session
 
 SAID_EVERY = 15.0  # seconds
+CONTROLLED = KINDS.index("vvp")  # first of the steps that controls are run on
 SHOWN_DIGESTS = 12
 # In an interpreter a control takes a minute.
-SHOWN_INTERPRETED = ("stale_slots", "shared_not_joined", "other_order")
+SHOWN_INTERPRETED = ("stale_accepted", "shared_not_joined", "other_order")
 
 
 def long_walk(session: Session, item: Item, candidate: Executor, result: CaseResult) -> None:
@@ -47,7 +49,9 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
     if session.judged is not None:
         pace = replace(pace, judged=session.judged)
     say = Said(session, f"{item.name} by {candidate.name}")
+    began = time.monotonic()
     known = _limits(session, item, candidate, weights, pace, say.now)
+    seconds = time.monotonic() - began
     paths = Paths(candidate, _reference(result.provider, session.device), known, LOCAL_SHARE)
     tally = controls.Count()
     found = _variants(tally, config, weights, candidate, session, say.now)
@@ -56,6 +60,7 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
         advance=say.of(pace.steps), kept=kept_file(session, item, candidate),
     )  # fmt: skip
     _report(session, result, run, tally, [*found, *run.found])
+    result.note += f"; limits of {len(known)} distances taken in {seconds:.0f} s"
     _capture(session, item, config, candidate, run, result)
 
 
@@ -75,16 +80,15 @@ def _limits(
     pace: Pace,
     say: Callable[[str], None],
 ) -> dict[str, float]:
-    """Of one request's window; at the real widths none is measured, and distances are only reported."""
-    if item.widths == "real":
-        return {}
+    """Of one request's window: of honest pairs where they are kept, else of moved ones (``jitter``)."""
     own = session.weights is not None and session.weights[0] == item.config()
-    on_cpu = {name: tensor.cpu() for name, tensor in weights.items()}
+    real = item.widths == "real"
+    held = weights if real else {name: tensor.cpu() for name, tensor in weights.items()}
     pairs = limits.Pairs(
-        item.config(), on_cpu, (candidate.profile, "stock"), pace.window, None if own else session.seed
+        item.config(), held, (candidate.profile, "stock"), pace.window, None if own else session.seed
     )
     folder = session.folder.parent / "long" if session.folder else None
-    found = limits.squares(pairs, say, folder)
+    found = jitter.squares(pairs, session.device if real else "cpu", say, folder)
     requests = sum(pace.counts) / len(pace.counts) * pace.windows / pace.compared
     return limits.limits(found, FREE_SHARE / (len(found) * max(requests, 1)))
 
@@ -97,7 +101,8 @@ def _variants(
     session: Session,
     say: Callable[[str], None],
 ) -> list[Divergence]:
-    """Other designs of the executor over two padded steps: faults are tallied, false alarms returned."""
+    """Other designs of the executor over two verify steps and a plain one, padded: faults are tallied, false
+    alarms returned."""
     found = []
     on_cpu = session.device == "cpu"
     for name, (executor, right) in candidate.variants().items():
@@ -105,14 +110,14 @@ def _variants(
             continue
         say(f"control {name}")
         walk = Walk(
-            config, weights, executor, None, most=3, context=2 * config.page, rows=4, checks=False,
-            device=session.device, twice=True, seed=session.seed,
+            config, weights, executor, None, most=3, context=2 * config.page, rows=4 * config.tokens,
+            checks=False, device=session.device, twice=True, seed=session.seed,
         )  # fmt: skip
         for _ in range(3):
             walk.admit()
-        for ids in forced(config, 3, 2, seed=session.seed + 7):
+        for step in drafted(config, 3, CONTROLLED, 3, seed=session.seed + 7):
             walk.requests = [*walk.requests[1:], walk.requests[0]]
-            walk.step(ids, padded=4)
+            walk.step(step.ids, step.accepted, padded=4)
         if right:
             found += walk.found
         else:
@@ -137,7 +142,8 @@ def _report(
 def _said(run: LongRun) -> list[str]:
     """What was done, in words."""
     said = [
-        f"{run.steps} steps in {run.windows} windows, {run.compared} of them beside the stock path; "
+        f"{run.steps} steps ({run.verified} of them verify) in {run.windows} windows, {run.compared} of them "
+        f"beside the stock path; "
         f"{run.judged} steps judged, {run.twice} run twice"
     ]
     if run.resumed:

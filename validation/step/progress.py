@@ -2,8 +2,9 @@
 pages, and the result so far.
 
 Data only (safetensors with JSON beside the tensors), written beside the old one and then put in its place, at
-most once a minute. Catches: a file of another run, by the key in its name, and one that is damaged, which is
-refused. Cannot hold: random numbers (those of a window come from its number).
+most once a minute. Catches: a file of another run, by the key in its name; one that is damaged, which is
+refused; and one of an older kind of run, which is not taken up, and said so. Cannot hold: random numbers
+(those of a window come from its number).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from validation import streams
 from validation.errors import Unavailable, UserError
 from validation.subjects.kimi_k3.requests import Request
 from validation.trace import describe
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from validation.step.walk import Walk
 
 EVERY = 60.0  # seconds
-KEPT = ("largest", "apart", "digests", "steps", "windows", "compared", "judged", "twice")
+SCHEMA = "lockstep.long_run/2"  # 1 had no name, and plain steps only
+KEPT = ("largest", "apart", "digests", "steps", "verified", "windows", "compared", "judged", "twice")
 
 
 def due(path: Path) -> bool:
@@ -51,14 +54,11 @@ def save(path: Path, walk: Walk, result: LongRun, window: int) -> None:
 
 
 def load(path: Path, walk: Walk, result: LongRun) -> int:
-    """Take up a run; the window that is next, 0 where nothing was kept."""
-    if not path.exists():
-        return 0
-    with readable(path):
-        return _taken_up(*read(path), walk, result)
+    """Take up a run; the window that is next, 0 where nothing was kept, or only of an older kind."""
+    return taken_up(path, lambda tensors, facts: _go_on(tensors, facts, walk, result))
 
 
-def _taken_up(tensors: dict[str, Tensor], facts: dict[str, Any], walk: Walk, result: LongRun) -> int:
+def _go_on(tensors: dict[str, Tensor], facts: dict[str, Any], walk: Walk, result: LongRun) -> int:
     for kind, layer, tensor in walk.state.buffers():
         tensor.copy_(tensors[f"{kind}.{layer}"])
     names = {f.name for f in fields(Request)}
@@ -78,7 +78,7 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     file = _safetensors()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file.save_file(held, beside, {"facts": json.dumps(facts)})
+        file.save_file(held, beside, {"facts": json.dumps({"schema": SCHEMA} | facts)})
         os.replace(beside, path)
     except Exception as error:  # OSError, or the package's own
         with contextlib.suppress(OSError):
@@ -89,25 +89,43 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
         ) from None
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file; inside ``readable``."""
+def taken_up(path: Path, go_on: Callable[[dict[str, Tensor], dict[str, Any]], int]) -> int:
+    """What ``go_on`` makes of tensors and facts of a file; 0 where there is none, or only of an older kind.
+    Raises UserError for a file that cannot be read, or that says what no run has written."""
+    for one in older(path.parent):
+        streams.say(f"lockstep: {one} is of an older kind of run, which starts anew; the file can be deleted")
+    if not path.exists() or not _known(path):
+        return 0
     file = _safetensors()
+    try:
+        return go_on(file.load_file(path), _facts(path))
+    except Exception as error:
+        raise _damaged(path, error) from None
+
+
+def older(folder: Path) -> list[Path]:
+    """Files of a folder that hold progress of an older kind of run: none of them can be taken up."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not _known(path)]
+
+
+def _known(path: Path) -> bool:
+    """Whether progress is of this kind; a damaged file is for ``taken_up`` to refuse."""
+    try:
+        return bool(_facts(path).get("schema") == SCHEMA)
+    except Exception:
+        return True
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    _safetensors()
     from safetensors import safe_open
 
-    tensors = file.load_file(path)
     with safe_open(path, "pt") as opened:
-        return tensors, json.loads(opened.metadata()["facts"])
+        return dict(json.loads(opened.metadata()["facts"]))
 
 
-@contextlib.contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Raises UserError for a file that cannot be read, or that says what no run has written."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"{path} holds no progress ({describe(error)}); delete it to start anew") from None
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} holds no progress ({describe(error)}); delete it to start anew")
 
 
 def _safetensors() -> Any:

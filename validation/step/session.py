@@ -19,7 +19,7 @@ from validation.step.divergence import Divergence
 from validation.step.executor import Executor, alternating, fastest, provider, vanilla
 from validation.step.items import Item
 from validation.step.local import Judged
-from validation.step.long_memory import Memory, long_memory, spoiled
+from validation.step.long_memory import FORGETFUL, FOUND_WITHIN, Memory, long_memory
 from validation.step.long_walk import Said, kept_file, long_walk
 from validation.step.rollout import Rollout
 from validation.step.scenarios import MOST, SCENARIOS
@@ -128,9 +128,8 @@ class Session:
         self.report(result, walk.found + drift.found)
 
     def _memory(self, item: Item, executor: Executor, result: CaseResult) -> None:
-        """One layer's recurrence on its own; as controls a state that loses 1e-6, and one that is wiped."""
-        config, tally = item.config(), controls.Count()
-
+        """One layer's recurrence on its own; as controls what must be found within 64 tokens."""
+        config, tally, shown = item.config(), controls.Count(), []
         say = Said(self, f"{item.name} by {executor.name}").of(item.steps)
 
         def run(one: Executor, tokens: int, said: bool) -> Memory:
@@ -144,11 +143,18 @@ class Session:
             )  # fmt: skip
 
         memory = run(executor, item.steps, True)
-        for name, factor in (("state scaled by 1 - 1e-6", 1 - 1e-6), ("state wiped", 0.0)):
-            tally.add(name, bool(run(spoiled(executor, factor), 8, False).found))
+        for name, faulty in FORGETFUL.items():
+            found = run(faulty(executor), FOUND_WITHIN, False).found
+            tally.add(name, bool(found))
+            shown.append(f"{name}: {f'found at token {found[0].step + 1}' if found else 'not found'}")
         result.scores = [Score("memory.state", "excess", v, limit) for _, v, limit in memory.scores]
-        result.note = f"{memory.scores[-1][0]:,} tokens"
         self.counted(result, tally)
+        finds = [
+            f"at token {s.tokens:,} a state off by {s.once:.1g} once or {s.drift:.1g} a token"
+            for s in memory.sharp
+            if s.tokens in (1000, 10_000, 100_000, memory.sharp[-1].tokens)
+        ]
+        result.note = "; ".join(filter(None, [result.note, f"finds {', '.join(finds)}", *shown]))
         self.report(result, memory.found)
         if memory.judged and self.folder:
             path = self.folder / f"{result.provider}-{item.name}.safetensors"

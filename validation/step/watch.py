@@ -3,8 +3,8 @@
 ``continuity``: history and state are found as the last step left them. ``staging``: the step is told what the
 requests say. ``ranks``: replicated tensors and new keys hold the same bits on every rank. ``finite``: logits,
 history and state of live requests. ``nobody``: slot 0 and page 0 stay as they were. ``untouched``, at the end
-of a window: slots and keys that no step of the window owned hold the bits that they had (a NaN may be
-another NaN).
+of a window: slots and keys that no step of the window was told to write hold the bits that they had (a NaN
+may be another NaN); so a plain step must leave the slots of drafted tokens alone.
 
 Catches: what ``between`` does, at a cost that ten thousand steps can bear, with the first step of each.
 Cannot catch: what an operation computes (``local``, ``replay`` and the distances of ``long_run``).
@@ -57,8 +57,9 @@ class Watch:
     def begin(self, walk: Walk) -> None:
         """A window begins, with these requests and this state."""
         device = walk.device
-        self.slots = torch.tensor([r.slots[0] for r in walk.requests], device=device)
         self.start = walk.state.clone()
+        slots = walk.pool.slot_count
+        self.told = {k: torch.zeros(slots, dtype=torch.bool, device=device) for k in ("conv", "recurrent")}
         self.written = {
             layer: torch.zeros(cache.shape[:3], dtype=torch.bool, device=device).flatten()
             for layer, cache in walk.state.kv.items()
@@ -101,7 +102,10 @@ class Watch:
             self._keep(walk.state)
 
     def _mark(self, b: Binding) -> None:
-        """The rows of the caches that this step owns."""
+        """The slots and the rows of the caches that this step owns; the history is in the first slot."""
+        slots = b.batch.slots.long().clamp(min=0)
+        self.told["recurrent"][slots] = True
+        self.told["conv"][slots[:, 0]] = True
         rows = b.batch.kv_slot.clamp(min=0)
         for layer, cache in b.state.kv.items():
             self.written[layer][self.ranks * cache.shape[1] * cache.shape[2] + rows] = True
@@ -134,9 +138,10 @@ class Watch:
     def _finite(self, b: Binding, live: int) -> None:
         logits = b.scratch.logits[:, :live, : b.config.vocabulary]
         self.wrong["finite", "logits", -1] = ~logits.isfinite().all()
+        slots = b.batch.slots[: live // b.batch.tokens].long()
         for layer, state in b.state.recurrent.items():
-            self.wrong["finite", "recurrent", layer] = ~state[:, self.slots].isfinite().all()
-            history = b.state.conv[layer][:, self.slots, :, :3]
+            self.wrong["finite", "recurrent", layer] = ~state[:, slots].isfinite().all()
+            history = b.state.conv[layer][:, slots[:, 0], :, : 2 + b.batch.tokens]
             self.wrong["finite", "conv", layer] = ~history.isfinite().all()
 
     def _gather(self, step: int) -> None:
@@ -170,7 +175,7 @@ class Watch:
             if kind == "kv":
                 changed = changed & ~self.written[layer].view(changed.shape[:3])[..., None]
             else:
-                changed[:, self.slots] = False
+                changed[:, self.told[kind]] = False
                 # A compiler that copies a whole cache may bring back another NaN.
                 changed &= ~(then.isnan() & now.isnan())
             changed[:, 0] = False  # ``nobody`` looks at it

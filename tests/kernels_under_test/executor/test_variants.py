@@ -26,6 +26,7 @@ from step_case import small
 BLAMED = {
     "stale_slots": "kda_decode",
     "stale_lengths": "mla_attention",
+    "stale_accepted": "kda_verify",
     "padding_lives": "kda_decode",
     "shared_not_joined": "moe_tail",
 }
@@ -64,13 +65,28 @@ def test_right_designs_leave_the_bytes_of_single_operations(early: bool) -> None
     assert walk.found == []
 
 
+def test_a_right_design_passes_drafted_windows_that_are_padded() -> None:
+    """One prepared batch for each number of rows and of tokens."""
+    config, executor = small(3), _whole()
+    pace = Pace(6, window=3, renewed=1, counts=(3, 2), sizes=(2, 4), twice=1)
+    paths = Paths(executor, provider("inductor"), {}, 1e-8)
+    run = long_run(config, random_weights(config), paths, pace)
+    assert run.found == []
+    assert (run.verified, run.twice) == (4, 4)
+    prepared = {key[:2] for one in executor.built.values() for key in one.prepared}
+    assert prepared == {(4 * 4, 4), (4, 1), (2 * 4, 4), (2, 1)}
+    assert {line for one in executor.built.values() for line in one.log} == {"specialised"}
+
+
 @pytest.mark.parametrize("name", list(BLAMED))
 def test_planted_faults_are_found_and_blamed_on_their_operation(name: str) -> None:
     executor, right = _whole().variants()[name]
     assert not right
-    pace = Pace(6, window=3, renewed=1, counts=(3, 2), sizes=(4,), twice=3)
+    drafts = 3 if name == "stale_accepted" else 0
+    config = small(drafts)
+    pace = Pace(6, window=3, renewed=2 if drafts else 1, counts=(3, 2), sizes=(4,), twice=3)
     paths = Paths(executor, provider("inductor"), {}, 1e-8)
-    run = long_run(small(), _weights(), paths, pace)
+    run = long_run(config, random_weights(config) if drafts else _weights(), paths, pace)
     assert run.found[0].op == BLAMED[name]
     assert run.found[0].statistic == "replay"
     assert run.place is not None

@@ -97,6 +97,43 @@ def test_what_is_spoiled_is_named_with_its_step(
     assert first.step == (2 if check != "untouched" else 5)
 
 
+def _drafted_slot(b: Binding) -> None:
+    """A plain step writes where a verify step would."""
+    b.state.recurrent[1][0, SLOTS[0]] = 0.5
+
+
+def _rejected(b: Binding) -> None:
+    b.state.recurrent[1][0, SLOTS[1], 0, 0, 0] = float("nan")
+
+
+SLOTS: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "verify", "seen"),
+    [
+        (lambda b: None, True, []),
+        (_drafted_slot, False, ["untouched"]),
+        (_drafted_slot, True, []),  # its own: judging the operation tells whether it is right
+        (_rejected, True, ["finite"]),
+    ],
+)
+def test_verify_steps_own_the_slots_of_their_drafts(
+    change: Callable[[Binding], None], verify: bool, seen: list[str]
+) -> None:
+    SPOILED.clear()
+    CHANGE[:] = [change]
+    right, config = provider("inductor"), small(1)
+    spoiling = _Spoiling(right.name, right.profile, right.run)
+    walk = Walk(config, random_weights(config), spoiling, None, checks=False)
+    walk.admit(), walk.admit()
+    SLOTS[:] = walk.requests[1].slots[::-1]  # the second token's first
+    walk.watch = Watch(walk)
+    for ids in forced(config, 2, 3, 2 if verify else 1):
+        walk.step(ids, [1, 1], padded=3)
+    assert [d.op for d in walk.watch.end(walk)][:1] == seen
+
+
 def test_a_change_between_steps_is_seen_at_the_step_that_finds_it() -> None:
     def between(walk: Walk) -> None:
         if walk.number == 4:

@@ -160,11 +160,11 @@ def real(ranks: int = 8, drafts: int = 0) -> Config:
     return Config(ranks=ranks, drafts=drafts, stored_moe=256 if ranks == 16 else 3072 // ranks)
 
 
-def real_widths(layers: int, ranks: int = 8) -> Config:
+def real_widths(layers: int, ranks: int = 8, drafts: int = 0) -> Config:
     """The published widths with few layers, of all kinds: KDA with the dense MLP first, MLA every fourth and
     last, and AttnRes blocks of two layers."""
     mla = sorted({*range(3, layers, 4), layers - 1})
-    whole = real(ranks)
+    whole = real(ranks, drafts)
     return replace(whole, layers=layers, mla_layers=tuple(mla), attn_res_block=2, aux=(0, layers))
 
 
