@@ -186,7 +186,9 @@ def _document(
     if len(results) < planned:
         decided, reasons = "undecided", [f"stopped after {len(results)} of {planned} walks", *reasons]
     environment = collect(settings) | {"models": {item.name: item.config().digest() for item, _ in work}}
-    return Document(command, decided, environment, results, notes=reasons)
+    # How small an error was looked for says more of a memory than how large the scores were.
+    said = [f"memory by {r.provider} {r.note}" for r in results if r.op == "memory" and r.note]
+    return Document(command, decided, environment, results, notes=[*reasons, *said])
 
 
 def _hash(work: list[tuple[Item, str]], seed: int) -> str:

@@ -56,7 +56,7 @@ QUICK = (
     Item("snapshots", "snapshots"),
     Item("prefill", "prefill", layers=4),
     Item("alternating", "verify", drafts=1, turns=True),
-    Item("memory", "memory", steps=256),
+    Item("memory", "memory", steps=128),
     Item("free_running", "free_running", steps=16),
 )
 QUICK_SLOW = (
