@@ -102,12 +102,13 @@ def lines(results: Results, document: Document) -> Iterator[str]:
     """The report on a terminal."""
     plan = results.plan
     words = f"{plan.ranks} ranks, {plan.lanes * 64} columns, {len(plan.layers)} layers"
-    yield f"{words}, {results.a_step} exchanges a step, on {document.environment['device']}"
+    fewest = ", ".join(f"{count} ({name})" for name, count in results.a_step.items())
+    yield f"{words}, at least {fewest} exchanges a step, on {document.environment['device']}"
     for run in (*results.runs, *results.quiet):
         each = run.seconds / run.exchanges * 1e6 if run.exchanges else 0.0
-        yield f"{run.job.name:12} {run.steps:9,} steps {run.exchanges:12,} exchanges {each:10,.1f} us each"
+        yield f"{run.job.name:20} {run.steps:9,} steps {run.exchanges:12,} exchanges {each:10,.1f} us each"
     for name, steps in results.compared.items():
-        yield f"{name:12} bit-equal to the quiet run over {steps:,} steps, on every rank"
+        yield f"{name:20} bit-equal to the quiet run over {steps:,} steps, on every rank"
     for repeat in results.repeats:
         words = "bit-equal, twice and under load" if not repeat.parted else repeat.parted[0]
         yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}"

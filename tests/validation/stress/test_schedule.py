@@ -23,7 +23,7 @@ def test_a_fault_of_one_rank_changes_that_rank_alone_and_that_step_alone() -> No
 
 def test_every_fault_changes_something() -> None:
     for fault in FAULTS:
-        job = Job("x", fault.layers, batches=fault.batches, in_turn=True, steps=6)
+        job = Job("x", fault.layers, batches=fault.batches, in_turn=True, steps=6, dcp=fault.dcp)
         clean = [scheduled(job, rank, BOXES, None) for rank in (0, 1)]
         wrong = [scheduled(job, rank, BOXES, fault) for rank in (0, 1)]
         assert fault.memory or clean != wrong, fault.name
