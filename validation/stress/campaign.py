@@ -154,7 +154,7 @@ def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -
 def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
     """Whole decode steps of each backend, walked again and under load."""
     for backend in plan.backends if "hashes" in plan.modes else ():
-        repeat = repeated(backend, plan.repeats, plan.seed)
+        repeat = repeated(backend, plan.repeats, plan.seed, plan.device)
         results.repeats.append(repeat)
         results.failures += repeat.parted
         say(f"decode steps by {backend}: {repeat.steps} steps, {repeat.parted or 'bit-equal'}")

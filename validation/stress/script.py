@@ -52,7 +52,11 @@ BARE = {"ring": "a library's all-reduce by itself: in layers R alone, as planted
 RELAYED = {"oproj_gather": "oproj_recv", "latent_gather": "latent_recv", "out": "rs"}
 KEYS = {name: number for number, name in enumerate(SPREADS)}
 HOLDS = {"pairs": 0, "bytes": 1, "log sums": 2}
-COLLECTIVES = {WHOLE: "all-reduce", OWNER: "reduce-scatter", CHUNK: "all-gather"}
+FORMS = {
+    WHOLE: "whole rows to all ranks",
+    OWNER: "columns to their owner",
+    CHUNK: "own columns to all ranks",
+}
 
 
 @dataclass(frozen=True)
