@@ -133,8 +133,8 @@ def lines(results: Results, document: Document) -> Iterator[str]:
         yield f"contract: {STEPS_CONTRACT}"
     for repeat in results.repeats:
         words = "bit-equal, twice and under load" if not repeat.parted else repeat.parted[0]
-        control = "a flipped bit is noticed" if repeat.noticed else "a flipped bit is NOT noticed"
-        yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}; {control}"
+        flipped = "a flipped bit is noticed" if repeat.noticed else "a flipped bit is NOT noticed"
+        yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}; {flipped}"
     for name, us in results.timed.items():
         yield f"{name:32} {us:8.2f} us"
     for control in results.controls:

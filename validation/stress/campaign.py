@@ -160,7 +160,7 @@ def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
         say(f"decode steps by {backend}: {repeat.steps} steps, {repeat.parted or 'bit-equal'}")
 
 
-def _job(plan: Plan, name: str, steps: int, **more: object) -> Job:
+def _job(plan: Plan, name: str, steps: int, /, **more: object) -> Job:
     device = plan.device
     job = Job(
         name, plan.layers, TP8, plan.batches, steps=steps, chunk=min(CHUNK[device], max(1, steps)),
