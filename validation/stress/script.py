@@ -20,7 +20,8 @@ from validation.sync.exchange import Act, Exchange, Kernel, Subject
 from validation.sync.setting import MLA, MOE, Setting, last, launches
 
 # The subject's 93 layers: a reply is as long as its steps, whatever shorter pattern a run stresses.
-SUBJECT = "D" + "KKAK" * 23
+# Layer 92, the last, is MLA as layer 91 is (kimi_k3_ops.md, section 1.1).
+SUBJECT = "D" + "KKAK" * 22 + "KKAA"
 VERBS = {"publish": 1, "poll": 2, "read": 3, "rearm": 4}
 WHOLE, OWNER, CHUNK = 0, 1, 2
 CANONICAL, ALL_JUDGED, SHARED_SLOT, FOLDED, STAGED, PULLED, UNFENCED = 1, 2, 4, 8, 16, 32, 64

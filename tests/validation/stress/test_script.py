@@ -11,7 +11,7 @@ from validation.commands.stress import SHORT
 from validation.errors import UserError
 from validation.stress.campaign import BATCHES, DEPLOYMENTS
 from validation.stress.layout import Layout, layout
-from validation.stress.script import BARE, HOLDS, NOT_RUN, SPREADS, acts, exchanges, reaches
+from validation.stress.script import BARE, HOLDS, NOT_RUN, SPREADS, SUBJECT, acts, exchanges, reaches
 from validation.sync.build import build
 from validation.sync.events import Kind
 from validation.sync.exchange import Act, Exchange, Subject
@@ -115,14 +115,14 @@ def test_another_parity_would_be_noticed() -> None:
 
 
 def test_a_step_of_the_whole_model_has_461_exchanges_and_554_in_two_shots() -> None:
-    setting = Setting(8, "D" + "KKAK" * 23)
+    setting = Setting(8, SUBJECT)
     assert exchanges(acts(subject(), setting, 8, boxes(8))) == 461
     assert exchanges(acts(subject(), setting, 64, boxes(8))) == 554
 
 
 def test_sharded_caches_add_three_exchanges_to_each_of_24_layers() -> None:
-    setting = Setting(8, "D" + "KKAK" * 23, dcp=True)
-    assert exchanges(acts(subject(), setting, 8, boxes(8))) == 461 + 3 * 23
+    setting = Setting(8, SUBJECT, dcp=True)
+    assert exchanges(acts(subject(), setting, 8, boxes(8))) == 461 + 3 * 24
 
 
 def test_words_and_sentinels_are_those_of_the_data() -> None:
