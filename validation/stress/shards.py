@@ -1,10 +1,11 @@
 """Rows and log sums of a sharded latent attention, on numbers for which every merge is exact.
 
 Rows are small integers; the log sums of the ranks that count are integers whose powers of two add up to a
-power of two. So weights, products and sums are exact in FP32, and the result is one pattern of bits whatever
-the order. Of four requests the first has keys on all ranks, the second on a single one, the third none at
-all; in the last, one rank's log sums say that its rows saw no key, although its shard has some. What a shard
-without keys leaves is NaN, infinite, or a sentinel.
+power of two, but for one now and then that is too small for the sum and shows where all others are zero. So
+weights and products are exact in FP32, and the sum in rank order is one pattern of bits. Of four requests the
+first has keys on all ranks, the second on a single one, the third none at all; in the last, one rank's log
+sums say that its rows saw no key, although its shard has some. What a shard without keys leaves is NaN,
+infinite, or a sentinel.
 
 What this catches: a merge that weighs wrong, looks at empty shards, or hands heads to the wrong owner. What
 it cannot catch: rounding; ``lockstep kernels`` judges the arithmetic.
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 REQUESTS, TOKENS = 4, 2
+FAR = 40  # binary digits below the sum
 NAN = 0x7FFF  # the NaN that a rounded sum has
 # Words of an empty shard: the sentinels of rows and of log sums, NaN, -0, infinities.
 LEFT = tuple(map(signed, (0x80000000, 0xFFFFFFFF, 0x7FC17F81, 0x80008000, 0x7F807F80, 0xFF800000)))
@@ -58,8 +60,10 @@ def shards(draw: Generator, ranks: int, heads: int, width: int) -> Shards:
     values[:, 0, 0, 1] = torch.nan
     sums = _log_sums(draw, seen)
     weights = torch.where(seen, torch.exp2(sums - sums.masked_fill(~seen, -torch.inf).amax(0)), 0.0)
-    shares = weights / weights.sum(0).clamp(min=2.0**-60)
-    merged = torch.where(seen[..., None], values * shares[..., None], 0.0).sum(0)
+    shares = weights.float() / weights.sum(0).float().clamp(min=2.0**-60)
+    merged = torch.zeros(rows, every, width)
+    for rank in range(ranks):
+        merged += torch.where(seen[rank, ..., None], values[rank].float() * shares[rank, ..., None], 0.0)
     none = torch.tensor(NOTHING)[torch.randint(len(NOTHING), seen.shape, generator=draw)]
     found = values.bfloat16().view(torch.int32)
     left = torch.tensor(LEFT, dtype=torch.int32)
@@ -71,10 +75,12 @@ def shards(draw: Generator, ranks: int, heads: int, width: int) -> Shards:
 
 def _log_sums(draw: Generator, seen: Tensor) -> Tensor:
     """Integers whose powers of two add up to a power of two over the ranks that ``seen`` names: each is less
-    by one than the one before, and the last two are equal."""
-    place = seen.cumsum(0) - 1
-    last = seen.sum(0) - 1
-    steps = torch.minimum(place, (last - 1).clamp(min=0))
+    by one than the one before, and the last two are equal. Of two ranks or more, the last is far below the
+    others half of the time, and does not count among them."""
+    place, last = seen.cumsum(0) - 1, seen.sum(0) - 1
+    far = (torch.rand(last.shape, generator=draw) < 0.5) & (last > 0)
+    steps = torch.minimum(place, (last - far.long() - 1).clamp(min=0))
+    steps = torch.where(far & (place == last), FAR, steps)
     base = torch.randint(-300, 301, seen.shape[1:], generator=draw)
     return (base - steps).double()
 
