@@ -31,7 +31,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_run_passes_with_its_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["stress", "--exchanges", "30", "--seconds", "60", "--mode", "payloads", "--mode", "canaries"]
+    words = ["stress", "--exchanges", "30", "--seconds", "180", "--mode", "payloads", "--mode", "canaries"]
     assert main([*words, "--json", "found.json", "--junit", "found.xml"]) == 0
     said = capsys.readouterr().out
     assert "negative controls: 2 of 2 planted faults found" in said
