@@ -24,8 +24,6 @@ import triton.language as tl
 
 from kernels_under_test.exchanges.waiting import delay, host_fields, host_waits, torn
 from kernels_under_test.exchanges.words import (
-    SENTINEL,
-    canonical,
     due,
     high_half,
     low_half,
@@ -33,17 +31,19 @@ from kernels_under_test.exchanges.words import (
     mixed,
     paired,
     payload,
+    publishable,
 )
 
 # Fields of an act (int32), in this order; the script writes them (validation.stress.script): verb, base, use,
 # clears, advance, parities, rows, key, relays, whole, to_owners, slots, canonical, judge_all, folded, staged,
-# turn, stage, pulled, launch. Verbs: 1 publish, 2 poll, 3 read, 4 re-arm.
-FIELDS = tl.constexpr(20)
+# turn, stage, pulled, fenced, late, sentinel, holds, launch. Verbs: 1 publish, 2 poll, 3 read, 4 re-arm.
+FIELDS = tl.constexpr(24)
 
 # Fields of a lane's record (int32), which validation.stress.outcome reads: wrong words, kind of what went
 # wrong first (1 wrong word, 2 hang), its step, act, source, parity, word, what was expected and found; waits
 # passed; the step and act that the lane is at.
 RECORD = tl.constexpr(16)
+LATE_EVERY = tl.constexpr(4)  # steps: in one of them a publication that was overtaken is late
 POISON = tl.constexpr(0xDEADBEEF)
 
 
@@ -56,7 +56,8 @@ def fields_of(table, act, ON_GPU: tl.constexpr):
             tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3), tl.load(at + 4), tl.load(at + 5),
             tl.load(at + 6), tl.load(at + 7), tl.load(at + 8), tl.load(at + 9), tl.load(at + 10),
             tl.load(at + 11), tl.load(at + 12), tl.load(at + 13), tl.load(at + 14), tl.load(at + 15),
-            tl.load(at + 16), tl.load(at + 17), tl.load(at + 18),
+            tl.load(at + 16), tl.load(at + 17), tl.load(at + 18), tl.load(at + 19),
+            tl.load(at + 20), tl.load(at + 21).to(tl.uint32, bitcast=True), tl.load(at + 22),
         )  # fmt: skip
     else:
         fields = host_fields(act)  # type: ignore[assignment]
@@ -74,12 +75,12 @@ def fence(ON_GPU: tl.constexpr, THREADS: tl.constexpr):
 
 
 @triton.jit
-def summed(seed, step, publication, index, RANKS: tl.constexpr, ON_GPU: tl.constexpr):
+def summed(seed, step, publication, index, sentinel, holds, RANKS: tl.constexpr, ON_GPU: tl.constexpr):
     """The word that every rank must make of all ranks' payloads."""
-    first = due(seed, step, publication, 0, index, ON_GPU)
+    first = due(seed, step, publication, 0, index, sentinel, holds, ON_GPU)
     low, high = low_half(first), high_half(first)
     for source in tl.static_range(1, RANKS):
-        word = due(seed, step, publication, source, index, ON_GPU)
+        word = due(seed, step, publication, source, index, sentinel, holds, ON_GPU)
         low += low_half(word)
         high += high_half(word)
     return paired(low, high)
@@ -135,14 +136,14 @@ def publish(peers, own, word, start, stage, whole, to_owners, staged, turn, skew
 
 
 @triton.jit
-def arrived(at, live, judged, spins, ON_GPU: tl.constexpr):
+def arrived(at, live, judged, sentinel, spins, ON_GPU: tl.constexpr):
     """The words at an address once none that is judged is the sentinel, and how many still are."""
     word = tl.load(at, mask=live, other=0, volatile=True)
-    missing = tl.sum((judged & (word == SENTINEL)).to(tl.int32), 0)
+    missing = tl.sum((judged & (word == sentinel)).to(tl.int32), 0)
     tries = 0
     while (missing > 0) & (tries < spins):
         word = tl.load(at, mask=live, other=0, volatile=True)
-        missing = tl.sum((judged & (word == SENTINEL)).to(tl.int32), 0)
+        missing = tl.sum((judged & (word == sentinel)).to(tl.int32), 0)
         tries += 1
         if not ON_GPU:
             tries = host_waits(tries, spins)
@@ -151,7 +152,7 @@ def arrived(at, live, judged, spins, ON_GPU: tl.constexpr):
 
 @triton.jit
 def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-          relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins,
+          relayed, relays, sentinel, holds, seed, alive, source, parity, skew, rank, step, act, lane, spins,
           live, row, column, owner, within, index, COLUMNS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
     """Wait for one source's words and compare them: the words (0 where none are due), and whether they
     came."""
@@ -161,17 +162,19 @@ def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, 
         judged = mine & (column % 4 == 0)
     if waits == 0:
         judged = mine & (column < 0)
-    word, missing = arrived(own + (start + source * slots) + within, mine, judged, spins * alive, ON_GPU)
+    word, missing = arrived(
+        own + (start + source * slots) + within, mine, judged, sentinel, spins * alive, ON_GPU
+    )
     if pulled > 0:
         delay(skew, rank, step, act, lane, 24, ON_GPU)
         word = tl.load(mailbox(peers, source) + stage + within, mask=mine, other=0, volatile=True)
     expected = relayed
     if relays < 0:
-        expected = due(seed, step, publication, source, index, ON_GPU)
+        expected = due(seed, step, publication, source, index, sentinel, holds, ON_GPU)
     different = mine & (word != expected)
     count = tl.sum(different.to(tl.int32), 0)
     if missing > 0:
-        first = tl.min(tl.where(judged & (word == SENTINEL), row * COLUMNS + column, 1 << 30), 0)
+        first = tl.min(tl.where(judged & (word == sentinel), row * COLUMNS + column, 1 << 30), 0)
         nothing = tl.sum(index * 0, 0)
         note(record, 2, step, act, source, parity, first, nothing, nothing)
         alive = 0
@@ -187,25 +190,25 @@ def taken(peers, own, record, start, slots, stage, whole, to_owners, judge_all, 
 
 @triton.jit
 def poll(peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-         relays, seed, alive, parity, skew, rank, step, act, lane, spins,
+         relays, sentinel, holds, seed, alive, parity, skew, rank, step, act, lane, spins,
          live, row, column, owner, within, index,
          RANKS: tl.constexpr, COLUMNS: tl.constexpr, ON_GPU: tl.constexpr):  # fmt: skip
     """Take every source's words in rank order: their sum, or the union of their columns; and whether all
     came."""
     relayed = index * 0
     if relays >= 0:
-        relayed = summed(seed, step, relays, index, RANKS, ON_GPU)
+        relayed = summed(seed, step, relays, index, sentinel, holds, RANKS, ON_GPU)
     word, alive = taken(
         peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-        relayed, relays, seed, alive, 0, parity, skew, rank, step, act, lane, spins, live, row, column,
-        owner, within, index, COLUMNS, ON_GPU,
+        relayed, relays, sentinel, holds, seed, alive, 0, parity, skew, rank, step, act, lane, spins, live,
+        row, column, owner, within, index, COLUMNS, ON_GPU,
     )  # fmt: skip
     low, high, union = low_half(word), high_half(word), word
     for source in range(1, RANKS):
         word, alive = taken(
             peers, own, record, start, slots, stage, whole, to_owners, judge_all, waits, pulled, publication,
-            relayed, relays, seed, alive, source, parity, skew, rank, step, act, lane, spins, live, row,
-            column, owner, within, index, COLUMNS, ON_GPU,
+            relayed, relays, sentinel, holds, seed, alive, source, parity, skew, rank, step, act, lane, spins,
+            live, row, column, owner, within, index, COLUMNS, ON_GPU,
         )  # fmt: skip
         low += low_half(word)
         high += high_half(word)
@@ -217,11 +220,11 @@ def poll(peers, own, record, start, slots, stage, whole, to_owners, judge_all, w
 
 
 @triton.jit
-def rearm(own, start, slots, rows, row, within, RANKS: tl.constexpr):
+def rearm(own, start, slots, rows, sentinel, row, within, RANKS: tl.constexpr):
     """Store the sentinel into every slot of a parity of this rank's own mailbox."""
     for slot in tl.static_range(RANKS):
         if (slot == 0) | (slots > 0):
-            empty = tl.full(within.shape, SENTINEL, tl.uint32)
+            empty = tl.full(within.shape, sentinel, tl.uint32)
             tl.store(own + (start + slot * slots) + within, empty, mask=row < rows)
 
 
@@ -261,37 +264,42 @@ def acts_kernel(
         while (act < last) & (alive > 0):
             (
                 verb, base, use, clears, advance, parities, rows, publication, relays, whole, to_owners,
-                slots, is_canonical, judge_all, folded, staged, turn, stage, pulled,
+                slots, is_canonical, judge_all, folded, staged, turn, stage, pulled, fenced, late, sentinel,
+                holds,
             ) = fields_of(table, act, ON_GPU)  # fmt: skip
             tl.store(record + 10, step)
             tl.store(record + 11, act)
             delay(skew, rank, step, act, lane, 0, ON_GPU)
+            for _ in range(tl.where(step % LATE_EVERY == 1, late, 0)):
+                delay(skew, rank, step, act, lane, 3, ON_GPU)
             parity = (use + step * advance) % parities
             start = tl.multiple_of(base + parity * (RANKS * ROWS * LANES * COLUMNS), 16)
             if verb == 1:
                 # All threads' re-arms come before any thread's publication.
                 tl.debug_barrier()
-                fence(ON_GPU, THREADS)
+                if fenced > 0:
+                    fence(ON_GPU, THREADS)
                 if relays < 0:
-                    carry = payload(seed, step, publication, rank, index, ON_GPU)
+                    carry = payload(seed, step, publication, rank, index, sentinel, ON_GPU)
                 if is_canonical > 0:
-                    carry = canonical(carry)
+                    carry = publishable(carry, holds)
                 publish(
                     peers, own, carry, start + rank * slots, stage, whole, to_owners, staged, turn, skew,
                     rank, step, act, lane, live, row, column, owner, within, RANKS, ON_GPU,
                 )  # fmt: skip
             elif verb == 4:
                 cleared = base + ((clears + step * advance) % parities) * (RANKS * ROWS * LANES * COLUMNS)
-                rearm(own, cleared, slots, tl.where(rows > 0, rows, batch), row, within, RANKS)
+                live_rows = tl.where(rows > 0, rows, batch)
+                rearm(own, cleared, slots, live_rows, sentinel, row, within, RANKS)
             else:
                 carry, alive = poll(
                     peers, own, record, start, slots, stage, whole, to_owners, judge_all, 3 - verb, pulled,
-                    publication, relays, seed, alive, parity, skew, rank, step, act, lane, spins,
-                    live, row, column, owner, within, index, RANKS, COLUMNS, ON_GPU,
+                    publication, relays, sentinel, holds, seed, alive, parity, skew, rank, step, act, lane,
+                    spins, live, row, column, owner, within, index, RANKS, COLUMNS, ON_GPU,
                 )  # fmt: skip
                 if folded > 0:
                     held = tl.where(live, held * 0x9E3779B1 + carry, held)
-                tl.store(record + 9, tl.load(record + 9) + alive)
+                tl.store(record + 9, tl.load(record + 9) + tl.where(verb == 2, alive, 0))
             act += 1
         if logs > 0:
             digest = tl.sum(mixed(held + index * 0x85EBCA77), 0)

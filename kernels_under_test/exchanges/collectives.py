@@ -33,14 +33,14 @@ BLOCKS = {True: 512, False: 4096}  # words of a program, by whether it is compil
 
 
 @triton.jit
-def waited(at, live, late, spins, ON_GPU: tl.constexpr):
-    """Words once none is the sentinel."""
+def waited(at, live, late, spins, ON_GPU: tl.constexpr, EMPTY: tl.constexpr = SENTINEL):
+    """Words once none is the sentinel, ``EMPTY``."""
     word = tl.load(at, mask=live, other=0, volatile=True)
-    missing = tl.sum((word == SENTINEL).to(tl.int32), 0)
+    missing = tl.sum((word == EMPTY).to(tl.int32), 0)
     tries = 0
     while (missing > 0) & (tries < spins):
         word = tl.load(at, mask=live, other=0, volatile=True)
-        missing = tl.sum((word == SENTINEL).to(tl.int32), 0)
+        missing = tl.sum((word == EMPTY).to(tl.int32), 0)
         tries += 1
         if not ON_GPU:
             tries = host_waits(tries, spins)
@@ -50,10 +50,10 @@ def waited(at, live, late, spins, ON_GPU: tl.constexpr):
 
 
 @triton.jit
-def received(at, live, late, spins, ON_GPU: tl.constexpr):
+def received(at, live, late, spins, ON_GPU: tl.constexpr, EMPTY: tl.constexpr = SENTINEL):
     """Words once none is the sentinel; the mailbox is re-armed."""
-    word = waited(at, live, late, spins, ON_GPU)
-    tl.store(at, tl.full(word.shape, SENTINEL, tl.uint32), mask=live)
+    word = waited(at, live, late, spins, ON_GPU, EMPTY)
+    tl.store(at, tl.full(word.shape, EMPTY, tl.uint32), mask=live)
     return word
 
 

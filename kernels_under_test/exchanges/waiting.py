@@ -142,5 +142,6 @@ def host_waits(tries: Any, most: Any) -> int:
 
 @asked
 def host_fields(act: Any) -> tuple[int, ...]:
-    """The fields of an act as Python has them: twenty loads less."""
-    return tuple(HOST.table[number(act)][:-1])
+    """The fields of an act as Python has them: so many loads less. The sentinel is a word without a sign."""
+    *fields, sentinel, holds, _ = HOST.table[number(act)]
+    return (*fields, sentinel & 0xFFFFFFFF, holds)

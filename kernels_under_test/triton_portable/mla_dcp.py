@@ -34,6 +34,18 @@ NOTHING = tl.constexpr(-3.0e38)
 
 
 @triton.jit
+def exponential(log_sum, largest):
+    """The weight of a rank's row before all are divided by their sum: 0 where the rank saw no key."""
+    return tl.where(log_sum > NOTHING, tl.exp2(log_sum - largest), 0.0)
+
+
+@triton.jit
+def normaliser(weight):
+    """What makes weights of the sum ``weight`` shares of 1; 1 where there are none."""
+    return 1.0 / tl.where(weight == 0.0, 1.0, weight)
+
+
+@triton.jit
 def dcp_merge_kernel(
     rows, log_sums, out, lengths, stride_rank, stride_sums, stride_out, tokens, heads, ranks,
     HEADS: tl.constexpr, D: tl.constexpr,
@@ -53,13 +65,13 @@ def dcp_merge_kernel(
     weight = tl.zeros([HEADS], dtype=tl.float32)
     for rank in range(0, ranks):
         log_sum = tl.load(sums + rank * stride_sums, mask=inside, other=NOTHING)
-        weight += tl.where(log_sum > NOTHING, tl.exp2(log_sum - largest), 0.0)
-    scale = 1.0 / tl.where(weight == 0.0, 1.0, weight)
+        weight += exponential(log_sum, largest)
+    scale = normaliser(weight)
     at = tl.arange(0, D)
     total = tl.zeros([HEADS, D], dtype=tl.float32)
     for rank in range(0, ranks):
         log_sum = tl.load(sums + rank * stride_sums, mask=inside, other=NOTHING)
-        share = tl.where(log_sum > NOTHING, tl.exp2(log_sum - largest) * scale, 0.0)
+        share = exponential(log_sum, largest) * scale
         place = rows + tl.cast(rank, tl.int64) * stride_rank + (row * heads + head[:, None]) * D + at[None, :]
         total += share[:, None] * tl.load(place, mask=inside[:, None], other=0.0).to(tl.float32)
     total = tl.where(alive, total, 0.0)

@@ -17,7 +17,7 @@ from compile_kernels import resource_usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels_under_test.exchanges import collectives, fused
+from kernels_under_test.exchanges import collectives, fused, fused_dcp
 from kernels_under_test.exchanges.acts import acts_kernel
 from kernels_under_test.exchanges.runner import WARPS
 
@@ -26,6 +26,7 @@ FUSED = {
     "tail_kernel": {"RANKS": 2, "TILE": 8, "SLICE": 8, "DEPTH": 512, "ON_GPU": True},
     "out_kernel": {"BLOCK": 1024, "ON_GPU": True},
 }
+MERGE = {"RANKS": 2, "WORDS": 256, "ON_GPU": True}
 SCALARS = (
     "rank",
     "seed",
@@ -38,8 +39,10 @@ SCALARS = (
     "words",
     "rows",
     "depth",
+    "tokens",
+    "heads",
 )
-MAILBOXES = ("latent", "cleared_latent", "rs", "cleared_rs")  # first words of them
+MAILBOXES = ("latent", "cleared_latent", "rs", "cleared_rs", "row_box", "sum_box")  # first words of them
 ALIGNED = ("start", "gather", "slot_words", "words")
 UNALIGNED = ("starts", "counts", "batches")
 
@@ -102,3 +105,4 @@ if __name__ == "__main__":
             print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
     for name, constants in FUSED.items():
         print(json.dumps(compiled(getattr(fused, name), constants, 4)), flush=True)
+    print(json.dumps(compiled(fused_dcp.dcp_kernel, MERGE, 4)), flush=True)

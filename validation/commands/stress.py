@@ -65,11 +65,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="walk decode steps again (default: torch)",
+        help="walk decode steps of this provider again (repeatable; default: torch, on a CPU)",
     )
     add("--time", action="store_true", help="time exchanges of real tensors beside NCCL (GPUs)")
     add("--kernels", default="", metavar="MODULE", help=argparse.SUPPRESS)
-    add("--list", action="store_true", help="list modes and faults")
+    add("--list", action="store_true", help="list modes, faults and exchanges, run or not")
     add("--json", type=Path, metavar="FILE", help="write the results document here too")
     add("--junit", type=Path, metavar="FILE", help="write JUnit XML here too")
     add("--report-dir", type=Path, metavar="DIR", help="folder of all reports (default: reports)")
@@ -117,13 +117,11 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.trials < 0 or not 0 <= options.seed < 2**31:
         raise UserError("--trials must be at least 0, --seed from 0 to 2147483647")
     choose_device(device)
-    if options.backend and device == "cuda":
-        raise UserError("--backend: decode steps are walked on a CPU; leave out --device cuda")
-    backends = tuple(options.backend or ("torch",)) if device == "cpu" else ()
+    backends = tuple(options.backend or (("torch",) if device == "cpu" else ()))
     if backends and "hashes" in (options.mode or MODES):
         from validation import providers
 
-        providers.load(list(backends), [], "cpu")
+        providers.load(list(backends), [], device)
     if device == "cuda":
         _need_gpus(options.ranks)
     usual = SHORT if device == "cpu" else SUBJECT
@@ -231,10 +229,17 @@ def _hash(plan: Plan) -> str:
 
 def _list() -> int:
     from validation.stress.faults import FAULTS
+    from validation.stress.script import BARE, FORMS, NOT_RUN, SPREADS
     from validation.stress.skew import MODES
+    from validation.sync.kimi_k3 import subject
 
     for mode in MODES:
-        print(
-            f"{mode}: " + ", ".join(f"{fault.name} ({fault.kind})" for fault in FAULTS if mode in fault.modes)
-        )
+        faults = ", ".join(f"{fault.name} ({fault.kind})" for fault in FAULTS if mode in fault.modes)
+        print(f"mode {mode}: {faults}")
+    for name, spread in SPREADS.items():
+        print(f"exchange {name}: {FORMS[spread]}" + (f" ({BARE[name]})" if name in BARE else ""))
+    for name, reason in NOT_RUN.items():
+        print(f"exchange {name}: not run: {reason}")
+    local = ", ".join(e.name for e in subject().exchanges.values() if e.pattern == "local")
+    print(f"on one rank alone, and not run: {local}")
     return 0

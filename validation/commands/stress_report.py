@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from validation.report.schema import CaseResult, Document, Finding
 from validation.stress.campaign import CONTRACT, Plan, Results
 from validation.stress.outcome import Outcome
+from validation.stress.repeats import CONTRACT as STEPS_CONTRACT
 
 if TYPE_CHECKING:
     from validation.report.schema import Verdict
@@ -91,12 +92,29 @@ def details(results: Results) -> dict[str, Any]:
         "microseconds": skewed / results.exchanges * 1e6 if results.exchanges else 0.0,
         "exchanges_a_step": results.a_step,
         "steps": {run.job.name: run.steps for run in (*results.runs, *results.quiet)},
-        "contract": CONTRACT,
-        "compared_steps": results.compared,
+        "determinism": determinism(results),
         "timed_us": results.timed,
-        "decode_steps_repeated": {r.backend: r.steps for r in results.repeats if not r.parted},
         "fused": results.fused[0].exchanges if results.fused else 0,
         "tensors": results.tensors[0].exchanges if results.tensors else 0,
+    }
+
+
+def determinism(results: Results) -> dict[str, Any]:
+    """The two contracts, and over how many steps each was kept, by run or backend."""
+    steps = [
+        {
+            "backend": one.backend,
+            "device": one.device,
+            "steps": one.steps,
+            "walks": list(one.walks),
+            "parted": one.parted,
+            "flipped_bit_noticed": one.noticed,
+        }
+        for one in results.repeats
+    ]
+    return {
+        "exchanges": {"contract": CONTRACT, "compared_steps": results.compared},
+        "decode_steps": {"contract": STEPS_CONTRACT, "backends": steps},
     }
 
 
@@ -104,15 +122,21 @@ def lines(results: Results, document: Document) -> Iterator[str]:
     """The report on a terminal."""
     plan = results.plan
     words = f"{plan.ranks} ranks, {plan.lanes * 64} columns, {len(plan.layers)} layers"
-    yield f"{words}, {results.a_step} exchanges a step, on {document.environment['device']}"
+    fewest = ", ".join(f"{count} ({name})" for name, count in results.a_step.items())
+    yield f"{words}, at least {fewest} exchanges a step, on {document.environment['device']}"
     for run in (*results.runs, *results.quiet):
         each = run.seconds / run.exchanges * 1e6 if run.exchanges else 0.0
-        yield f"{run.job.name:12} {run.steps:9,} steps {run.exchanges:12,} exchanges {each:10,.1f} us each"
+        yield f"{run.job.name:20} {run.steps:9,} steps {run.exchanges:12,} exchanges {each:10,.1f} us each"
+    if results.compared:
+        yield f"contract: {CONTRACT}"
     for name, steps in results.compared.items():
-        yield f"{name:12} bit-equal to the quiet run over {steps:,} steps, on every rank"
+        yield f"{name:20} bit-equal to the quiet run over {steps:,} steps, on every rank"
+    if results.repeats:
+        yield f"contract: {STEPS_CONTRACT}"
     for repeat in results.repeats:
         words = "bit-equal, twice and under load" if not repeat.parted else repeat.parted[0]
-        yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}"
+        flipped = "a flipped bit is noticed" if repeat.noticed else "a flipped bit is NOT noticed"
+        yield f"decode steps by {repeat.backend}, {repeat.steps} of them: {words}; {flipped}"
     for name, us in results.timed.items():
         yield f"{name:32} {us:8.2f} us"
     for control in results.controls:

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from validation.stress.layout import CANARY, MOST_PARITIES, ROWS, SENTINEL, Layout
-from validation.stress.memory import signed
+from validation.stress.layout import CANARY, MOST_PARITIES, ROWS, Layout, signed
 from validation.stress.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -43,7 +40,7 @@ def _mailboxes(own: Tensor, layout: Layout, schedule: Schedule, steps: int) -> l
     for name in {step.exchange for variant in schedule.variants for step in variant}:
         region = layout.region(name)
         whole = own[region.start : region.start + region.words].view(MOST_PARITIES, -1)
-        full = (whole != signed(SENTINEL)).sum(1).tolist()
+        full = (whole != signed(region.sentinel)).sum(1).tolist()
         for parity, count in enumerate(full):
             if count and (name, parity) not in dirty:
                 found.append(
@@ -75,9 +72,4 @@ def held(own: Tensor, layout: Layout, name: str, parity: int) -> int:
     """Words of one parity of an exchange that are not the sentinel."""
     words = layout.ranks * layout.slot
     start = layout.base(name) + parity * words
-    return int((own[start : start + words] != signed(SENTINEL)).sum())
-
-
-def clean(own: Tensor) -> bool:
-    """Is every word the sentinel? For tests."""
-    return bool(torch.all(own == signed(SENTINEL)))
+    return int((own[start : start + words] != signed(layout.region(name).sentinel)).sum())

@@ -1,8 +1,8 @@
 """A whole stress run: real tensors, broken protocols, quiet and skewed runs, drills; and its verdict.
 
-Quiet runs come twice, skewed ones by launches of many steps and by one launch a kernel (graph replay on a
-GPU). All of the same seed must give the same hash after every step, on every rank: that is the contract of
-determinism (``CONTRACT``), tested over as many steps as the runs have in common.
+For each of ``DEPLOYMENTS`` quiet runs come twice, skewed ones by launches of many steps and by one launch a
+kernel (graph replay on a GPU). All of the same seed must give the same hash after every step, on every rank:
+that is the contract of determinism (``CONTRACT``), tested over as many steps as the runs have in common.
 
 What this catches: see the stages. What it cannot catch: what needs more exchanges than there was time for;
 the bound says how many there were.
@@ -25,6 +25,7 @@ from validation.stress.repeats import Repeat, repeated
 from validation.stress.schedule import scheduled
 from validation.stress.script import exchanges, exchanges_a_token
 from validation.stress.skew import QUIET, of, only
+from validation.sync.setting import TP8, TP16
 
 CONTRACT = (
     "same seed, layers and batches give the same bits of state after every step: on every rank, when run "
@@ -38,6 +39,9 @@ PATIENCE = {"cpu": 20.0, "cuda": 8.0}  # seconds of a wait in runs that should n
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
 SKEWED, REPLAYED = 0.7, 0.1  # of the time for runs, at most: persistent, and by one launch a kernel
 PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
+# Deployments whose steps have every exchange between them: TP8's dispatch, and TP16's with caches sharded
+# over all ranks. (name of their runs, plan, context parallelism)
+DEPLOYMENTS = (("TP8", TP8, False), ("TP16 DCP", TP16, True))
 QUIET_SHARE = {"cpu": 0.2, "cuda": 0.1}  # of the skewed steps, run twice without skew
 KEPT = 0.1  # of the time: for what comes after the runs
 
@@ -56,7 +60,6 @@ class Plan:
     exchanges: int
     seconds: float
     modes: tuple[str, ...]
-    plan: int = 8
     batches: tuple[int, ...] = BATCHES
     seed: int = 0
     every_fault: bool = False
@@ -79,7 +82,8 @@ class Control:
 
 @dataclass
 class Results:
-    """Everything a run gave. ``compared``: steps over which hashes agreed, by what was compared."""
+    """Everything a run gave. ``compared``: steps over which hashes agreed, by what was compared. ``a_step``:
+    the fewest exchanges of a step, by deployment."""
 
     plan: Plan
     runs: list[Outcome] = field(default_factory=list)
@@ -93,7 +97,7 @@ class Results:
     errors: list[str] = field(default_factory=list)
     compared: dict[str, int] = field(default_factory=dict)
     timed: dict[str, float] = field(default_factory=dict)
-    a_step: int = 0
+    a_step: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -138,7 +142,7 @@ def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -
     plan = results.plan
     began = time.monotonic()
     with Crew(plan.ranks, plan.lanes, plan.device, kernels or KERNELS) as crew:
-        results.a_step = exchanges(scheduled(_job(plan, "count", 1), 0, crew.layout, None).variants[0])
+        results.a_step = {deployment[0]: _fewest(plan, crew, deployment) for deployment in DEPLOYMENTS}
         for stage in (_tensors, _controls, _runs, _fused, _drills):
             if results.errors:
                 break
@@ -154,16 +158,16 @@ def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -
 def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
     """Whole decode steps of each backend, walked again and under load."""
     for backend in plan.backends if "hashes" in plan.modes else ():
-        repeat = repeated(backend, plan.repeats, plan.seed)
+        repeat = repeated(backend, plan.repeats, plan.seed, plan.device)
         results.repeats.append(repeat)
         results.failures += repeat.parted
         say(f"decode steps by {backend}: {repeat.steps} steps, {repeat.parted or 'bit-equal'}")
 
 
-def _job(plan: Plan, name: str, steps: int, **more: object) -> Job:
+def _job(plan: Plan, name: str, steps: int, /, **more: object) -> Job:
     device = plan.device
     job = Job(
-        name, plan.layers, plan.plan, plan.batches, steps=steps, chunk=min(CHUNK[device], max(1, steps)),
+        name, plan.layers, TP8, plan.batches, steps=steps, chunk=min(CHUNK[device], max(1, steps)),
         seed=plan.seed, patience=PATIENCE[device],
     )  # fmt: skip
     return replace(job, **more)  # type: ignore[arg-type]
@@ -222,8 +226,9 @@ def planted(plan: Plan, crew: Crew, fault: Planted) -> Control:
     steps = fault.steps if device == "cpu" else PLANTED_STEPS
     chunk = max(1, min(CHUNK[device], steps // 6))
     job = Job(
-        fault.name, fault.layers, plan.plan, fault.batches, True, steps, chunk, plan.seed,
+        fault.name, fault.layers, TP8, fault.batches, True, steps, chunk, plan.seed,
         fault.launched, only(fault.modes[0], device, plan.seed), fault.name, IMPATIENCE[device],
+        dcp=fault.dcp,
     )  # fmt: skip
     outcome = crew.run(job)
     said = outcome.failures(crew.layout)
@@ -250,44 +255,72 @@ def _found_after(outcome: Outcome, crew: Crew, fault: Planted) -> int:
 
 
 def _runs(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:
-    """Quiet, quiet again, skewed, and skewed kernel by kernel; then their hashes."""
+    """Every deployment in turn, each with its share of the exchanges and of the time that are left."""
+    for number, deployment in enumerate(DEPLOYMENTS):
+        left, now = len(DEPLOYMENTS) - number, time.monotonic()
+        wanted = max(1, -(-(plan.exchanges - results.exchanges) // left))
+        _deployed(plan, crew, results, now + (until - now) / left, say, deployment, wanted)
+        if results.failures or results.errors:
+            return
+
+
+def _deployed(
+    plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None],
+    deployment: tuple[str, int, bool], wanted: int,
+) -> None:  # fmt: skip
+    """Skewed, skewed kernel by kernel, quiet and quiet again; then their hashes."""
     skew = of(list(plan.modes), plan.device, plan.seed)
-    pilot = _run(crew, _job(plan, "pilot", PILOT[plan.device], skew=skew), results, say)
+
+    def job(name: str, steps: int, **more: object) -> Job:
+        return _of(plan, deployment, name, steps, **{"skew": skew, **more})
+
+    pilot = _run(crew, job("pilot", PILOT[plan.device]), results, say)
     if results.failures or results.errors or not pilot.exchanges:
         return
     budget = (until - time.monotonic()) * (1 - KEPT)
-    per_step = pilot.seconds / pilot.steps
-    fewest = min(exchanges(v) for v in scheduled(pilot.job, 0, crew.layout, None).variants)
-    wanted = -(-plan.exchanges // fewest)
-    steps = max(1, min(wanted, int(budget * SKEWED / per_step)))
-    jobs = {"skewed": _job(plan, "skewed", steps, skew=skew)}
+    steps = -(-wanted // results.a_step[deployment[0]])
+    steps = max(1, min(steps, int(budget * SKEWED * pilot.steps / pilot.seconds)))
+    jobs = [job("skewed", steps)]
     if "replay" in plan.modes:
-        first = _run(crew, _job(plan, "pilot replayed", pilot.steps, skew=skew, launched=True), results, say)
+        first = _run(crew, job("pilot replayed", pilot.steps, launched=True), results, say)
         if results.failures or results.errors or not first.exchanges:
             return
         replayed = max(1, min(steps // 8, int(budget * REPLAYED * first.steps / first.seconds)))
-        jobs["replayed"] = _job(plan, "replayed", replayed, skew=skew, launched=True)
-    short = max(1, int(steps * QUIET_SHARE[plan.device]))
-    for job in jobs.values():
-        results.runs.append(_run(crew, job, results, say))
+        jobs.append(job("replayed", replayed, launched=True))
+    runs: list[Outcome] = []
+    for one in jobs:
+        runs.append(_run(crew, one, results, say))
+        results.runs.append(runs[-1])
         if results.errors:
             return
+    quiet: list[Outcome] = []
     for name in ("quiet", "quiet again"):
-        left = until - time.monotonic()
-        if left > 0:
-            results.quiet.append(_run(crew, _job(plan, name, short, skew=QUIET), results, say))
-    _compare(results)
+        if time.monotonic() < until:
+            short = max(1, int(steps * QUIET_SHARE[plan.device]))
+            quiet.append(_run(crew, job(name, short, skew=QUIET), results, say))
+    results.quiet += quiet
+    _compare(results, runs, quiet)
 
 
-def _compare(results: Results) -> None:
-    """Hashes of every run against those of the first quiet one."""
-    if not results.quiet or not results.quiet[0].answers:
+def _of(plan: Plan, deployment: tuple[str, int, bool], name: str, steps: int, **more: object) -> Job:
+    """A job of one deployment."""
+    return _job(plan, f"{name} {deployment[0]}", steps, plan=deployment[1], dcp=deployment[2], **more)
+
+
+def _fewest(plan: Plan, crew: Crew, deployment: tuple[str, int, bool]) -> int:
+    """Exchanges of the step that has the fewest."""
+    every = _of(plan, deployment, "count", len(plan.batches), in_turn=True)
+    return min(exchanges(steps) for steps in scheduled(every, 0, crew.layout, None).variants)
+
+
+def _compare(results: Results, runs: list[Outcome], quiet: list[Outcome]) -> None:
+    """Hashes of every run of a deployment against those of its first quiet one."""
+    if not quiet or not quiet[0].answers:
         return
-    reference = results.quiet[0]
-    for outcome in (*results.quiet[1:], *results.runs):
+    for outcome in (*quiet[1:], *runs):
         if not outcome.answers:
             continue
-        one, other = reference.answers[0].hashes, outcome.answers[0].hashes
+        one, other = quiet[0].answers[0].hashes, outcome.answers[0].hashes
         step = first_difference(one, other)
         if step is not None:
             results.failures.append(f"hashes: {outcome.job.name} parts from the quiet run at step {step}")

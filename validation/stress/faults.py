@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from validation.errors import UserError
 from validation.stress.layout import Layout
-from validation.stress.script import ALL_JUDGED, PULLED, SHARED_SLOT, Step
+from validation.stress.script import ALL_JUDGED, PULLED, SHARED_SLOT, UNFENCED, Step
 from validation.sync.fault import Edit
 from validation.sync.faults import FAULTS as PROVED
 
@@ -26,9 +26,9 @@ WATCHDOG = ("watchdog",)
 class Planted:
     """One fault. ``kind``: of the catalogue of public reports. ``modes``: stress modes whose control it is.
 
-    ``layers`` and ``batches``: the steps that show it, which are safe without it. ``change``: what a rank's
-    acts become, from step ``since`` on, or in that step alone if ``once``. ``memory``: what is done to the
-    memory of a rank instead: see ``validation.stress.engine``.
+    ``layers``, ``batches`` and ``dcp``: the steps that show it, which are safe without it. ``change``: what a
+    rank's acts become, from step ``since`` on, or in that step alone if ``once``. ``memory``: what is done to
+    the memory of a rank instead: see ``validation.stress.engine``.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Planted:
     rows: int = 0
     steps: int = 120
     launched: bool = False
+    dcp: bool = False
 
 
 def _proved(name: str, modes: tuple[str, ...], layers: str = "LL", **more: object) -> Planted:
@@ -90,8 +91,15 @@ def _pulled(steps: list[Step], rank: int, layout: Layout) -> list[Step]:
 
 
 def _flag_first(steps: list[Step], rank: int, layout: Layout) -> list[Step]:
-    """The first word of a fragment is taken for a flag of the rest."""
+    """The first word of a fragment is taken for a flag of the rest: flag and payload are separate words of
+    one publication, and ``fragments`` has the flag arrive first."""
     return [replace(step, flags=step.flags & ~ALL_JUDGED) if step.verb == "poll" else step for step in steps]
+
+
+def _relaxed(steps: list[Step], rank: int, layout: Layout) -> list[Step]:
+    """No publication is fenced: on a GPU, a flag has no release order after its payload. Processors that keep
+    stores in order would hide that, so ``order`` has every second rank store the flag first."""
+    return [replace(step, flags=step.flags | UNFENCED) if step.verb == "publish" else step for step in steps]
 
 
 def _row_too_many(steps: list[Step], rank: int, layout: Layout) -> list[Step]:
@@ -118,6 +126,12 @@ FAULTS = (
     _proved("oproj_judged_by_one_word", ("fragments",), "LL"),
     _proved("ring_judged_by_one_word", ("fragments",), "RRR"),
     _proved("mailbox_not_filled", ("cold",), "LL", memory="not_filled", steps=24),
+    _proved("partial_trusted_by_its_lse", ("order",), "AA", dcp=True, change=_relaxed),
+    _proved("query_not_polled", ("delays",), "AA", dcp=True),
+    _proved("dcp_partial_not_canonical", ("payloads",), "AA", dcp=True),
+    _proved("dcp_lse_not_canonical", ("payloads",), "AA", dcp=True),
+    _proved("every_rank_stores_the_head", ("neighbours",), "AA", dcp=True),
+    _proved("sets_share_memory", ("delays",), "AA", dcp=True),
     Planted("rank_with_fewer_rows", "F40", ("batches",), "RR", (8,), rows=4, since=3),
     Planted("rank_takes_two_shot", "F40", ("batches",), "LL", (8,), rows=64, since=3),
     Planted(

@@ -1,7 +1,8 @@
 """Exchanges fused with their neighbours in the step, on numbers for which every sum is exact.
 
-Partials, weights and shared rows are small integers, and the latent row is chosen so that its norm is a power
-of two: whatever the order of sums, the result is one pattern of bits. Several calls follow each other, so
+Partials, weights and shared rows are small integers, the latent row is chosen so that its norm is a power of
+two, and log sums of sharded attention so that its weights are (``shards``): whatever the order of sums, the
+result is one pattern of bits. Several calls follow each other, so
 that parities come round and re-arms count.
 
 What this catches: wrong places, parities, owners, roundings of exact values, missing re-arms. What it cannot
@@ -17,6 +18,7 @@ import torch
 
 from validation.stress.compare import MISSING, not_rearmed
 from validation.stress.job import Answer
+from validation.stress.shards import shards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,17 +26,20 @@ if TYPE_CHECKING:
     from validation.stress.engine import Engine
 
 FUSED = "kernels_under_test.exchanges.fused"
+FUSED_DCP = "kernels_under_test.exchanges.fused_dcp"
 # Columns: of the o-projection's input and of the latent row, and of the result. A multiple of 2, 3, 4 and 8.
 DEPTH, WIDTH = {"cpu": 64, "cuda": 1024}, {"cpu": 192, "cuda": 2304}
 CALLS, ROWS = 4, 2
 EPS = 12.0  # beside a mean square of 4
+# Heads of a rank, and columns of a row, under context parallelism.
+HEADS, LATENT = {"cpu": 2, "cuda": 12}, {"cpu": 64, "cuda": 512}
 
 
 def fused(engine: Engine) -> Answer:
     """Run and check all calls; mailboxes must be new."""
     answer = Answer("fused", engine.setup.rank)
     engine.late.zero_()
-    for name, check in (("o-projection", _oproj), ("tail", _tail)):
+    for name, check in (("o-projection", _oproj), ("tail", _tail), ("context parallel", _dcp)):
         for call in range(CALLS):
             found, expected = check(engine, call)
             wrong = int((found.cpu() != expected).sum())
@@ -56,6 +61,8 @@ def _left(name: str, call: int) -> list[tuple[tuple[str, ...], int]]:
     """Mailboxes and the parity in which a call leaves the sentinel alone: its own, or that before it."""
     if name == "o-projection":
         return [(("oproj",), call % 2)]
+    if name == "context parallel":
+        return [(("dcp_partial", "dcp_lse"), call % 2)]
     return [(("latent", "rs"), (call - 1) % 3), (("out",), 0)]
 
 
@@ -119,3 +126,18 @@ def _tail(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
     )  # fmt: skip
     engine.finish()
     return out, words(whole)
+
+
+def _dcp(engine: Engine, call: int) -> tuple[Tensor, Tensor]:
+    """(found, expected) of one call: this rank's heads, merged from all ranks' shards."""
+    mine, ranks, device = engine.setup.rank, engine.setup.ranks, engine.device
+    heads, parity = HEADS[device.type], call % 2
+    x = shards(torch.Generator().manual_seed(200 + call), ranks, heads, LATENT[device.type])
+    expected = x.merged[:, mine * heads : (mine + 1) * heads].contiguous()
+    out = torch.zeros_like(expected, device=device)
+    importlib.import_module(FUSED_DCP).merge(
+        _boxes(engine), x.words[mine].to(device), x.log_sums[mine].to(device), x.lengths[mine].to(device),
+        x.totals.to(device), out, _parity(engine, "dcp_partial", parity), _parity(engine, "dcp_lse", parity),
+    )  # fmt: skip
+    engine.finish()
+    return out, expected

@@ -30,7 +30,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of all ranks. ``batches``: rows that steps are drawn from; in turn if ``in_turn``.
+    """One run of all ranks. ``plan`` and ``dcp``: whose kernels a step launches, TP8's or TP16's, with
+    context parallelism or without. ``batches``: rows that steps are drawn from; in turn if ``in_turn``.
 
     ``launched``: one launch for each kernel of the subject's step (captured in graphs on a GPU) instead of
     one for ``chunk`` steps. ``patience``: seconds of a wait that counts as hanging. ``seconds``: after which
@@ -50,6 +51,7 @@ class Job:
     fault: str = ""
     patience: float = 10.0
     hang: tuple[int, int, int] | None = None
+    dcp: bool = False
 
 
 @dataclass

@@ -9,6 +9,7 @@ stores than 16 bytes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -18,17 +19,19 @@ from validation.sync.setting import MOST_ROWS
 ROWS, COLUMNS = MOST_ROWS, 32  # of a lane; a column is a word, two BF16 values
 # A canary is longer than a row of the most lanes.
 CANARY_WORDS, CANARY = 4096, 0x5CA1AB1E
-SENTINEL, GARBAGE = 0x80000000, 0x00000000
+GARBAGE = 0x00000000
 MOST_PARITIES = 3
 
 
 @dataclass(frozen=True)
 class Region:
-    """Words ``start`` to ``start + words`` of an exchange's mailbox, or of the staging area."""
+    """Words ``start`` to ``start + words`` of an exchange's mailbox, or of the staging area. ``sentinel``:
+    the word that says empty."""
 
     name: str
     start: int
     words: int
+    sentinel: int = GARBAGE
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,18 @@ def layout(exchanges: Iterable[Exchange], ranks: int, lanes: int) -> Layout:
     """Regions for the exchanges, each with room for as many parities as any variant of it has."""
     slot = ROWS * lanes * COLUMNS
     at, regions = CANARY_WORDS, []
-    for name in (*(exchange.name for exchange in exchanges), STAGE):
-        words = slot if name == STAGE else MOST_PARITIES * ranks * slot
-        regions.append(Region(name, at, words))
-        at += words + CANARY_WORDS
-    return Layout(ranks, lanes, tuple(regions), at)
+    for exchange in exchanges:
+        regions.append(Region(exchange.name, at, MOST_PARITIES * ranks * slot, sentinel(exchange)))
+        at += regions[-1].words + CANARY_WORDS
+    regions.append(Region(STAGE, at, slot))
+    return Layout(ranks, lanes, tuple(regions), at + slot + CANARY_WORDS)
+
+
+def sentinel(exchange: Exchange) -> int:
+    """The word that says empty, as the protocol's data has it."""
+    return int(exchange.sentinel, 16)
+
+
+def signed(word: int) -> int:
+    """A 32-bit pattern as torch's int32 has it."""
+    return ctypes.c_int32(word).value

@@ -11,7 +11,6 @@ linked.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from validation.errors import UserError
-from validation.stress.layout import Layout
+from validation.stress.layout import CANARY, GARBAGE, Layout, signed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,15 +115,8 @@ def on_gpu(layout: Layout, rank: int) -> Mailboxes:
 
 
 def fill(own: Tensor, layout: Layout, armed: bool = True) -> None:
-    """Canaries between regions, and in every mailbox the sentinel; or zeros, where it is not ``armed``."""
-    from validation.stress.layout import CANARY, GARBAGE, SENTINEL
-
+    """Canaries between regions, and in every mailbox its sentinel; or zeros, where it is not ``armed``."""
     for start, words in layout.canaries:
         own[start : start + words] = CANARY
     for region in layout.regions:
-        own[region.start : region.start + region.words] = signed(SENTINEL if armed else GARBAGE)
-
-
-def signed(word: int) -> int:
-    """A 32-bit pattern as torch's int32 has it."""
-    return ctypes.c_int32(word).value
+        own[region.start : region.start + region.words] = signed(region.sentinel if armed else GARBAGE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from validation.stress.faults import VICTIM, Planted
 from validation.stress.job import Job, batches_of
@@ -17,6 +18,9 @@ from validation.sync.exchange import Subject
 from validation.sync.fault import planted
 from validation.sync.kimi_k3 import subject
 from validation.sync.setting import Setting, check
+
+# Delays between a publication that overtakes and those that it has overtaken, in every fourth step.
+LATE = 32
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class Schedule:
 @lru_cache(maxsize=16)
 def scheduled(job: Job, rank: int, layout: Layout, fault: Planted | None) -> Schedule:
     """The schedule of one rank, faulty or not. Raises UserError for layers or batches that cannot be."""
-    check(Setting(layout.ranks, job.layers, tuple(job.batches), job.plan, barrier=False))
+    check(Setting(layout.ranks, job.layers, tuple(job.batches), job.plan, job.dcp, barrier=False))
     protocols = planted(subject(), fault.edits) if fault else subject()
     keys: dict[tuple[int, bool, bool], int] = {}
     variants: list[list[Step]] = []
@@ -102,14 +106,33 @@ def _errs(fault: Planted, step: int) -> bool:
 
 
 def _acts(protocols: Subject, job: Job, rows: int, layout: Layout, rank: int) -> list[Step]:
-    setting = Setting(layout.ranks, job.layers, (rows,), job.plan, barrier=False)
+    setting = Setting(layout.ranks, job.layers, (rows,), job.plan, job.dcp, barrier=False)
     made = acts(protocols, setting, rows, layout, rank, job.skew.seed)
+    if job.skew.reordered and rank % 2:
+        made = reordered(made)
     if not job.skew.staged:
         return made
     return [
         replace(step, flags=step.flags | STAGED) if step.verb == "publish" and step.relays < 0 else step
         for step in made
     ]
+
+
+def reordered(steps: list[Step]) -> list[Step]:
+    """The acts with publications that follow each other in a kernel the other way round.
+
+    No wait and no re-arm lies between them, so that nothing but the order of the program, which a weak memory
+    model does not keep, says which arrives first; now and then long before the others. A sum that is passed
+    on stays right behind its wait.
+    """
+    found: list[Step] = []
+    for _, group in groupby(steps, lambda step: (step.launch, step.verb == "publish" and step.relays < 0)):
+        first, *rest = run = list(group)
+        if first.verb == "publish" and rest:
+            last, *others = run[::-1]
+            run = [last, *(replace(step, late=LATE) for step in others)]
+        found += run
+    return found
 
 
 def without_publication(steps: list[Step], number: int) -> list[Step]:

@@ -1,9 +1,9 @@
 """What one rank does: the acts of every step, taken from the same data that ``lockstep sync`` proves.
 
 A step launches the kernels that ``validation.sync.setting`` names for its batch; each kernel's chains give
-its acts in program order. Acts on mailboxes that reach other ranks are kept; those of one rank alone, and the
-framework's collectives, are not run. Re-arms that are unordered with the rest of their kernel are put first
-or last by the seed, rank by rank, as the protocol allows.
+its acts in program order. Acts on mailboxes that reach other ranks are kept (``SPREADS``); those of one rank
+alone, and what ``NOT_RUN`` names, are not. Re-arms that are unordered with the rest of their kernel are put
+first or last by the seed, rank by rank, as the protocol allows.
 
 What this catches: exchanges that the runner has no form for (``UserError``). What it cannot say: when kernels
 start (programmatic launches); a lane makes its acts one after another.
@@ -15,15 +15,16 @@ import random
 from dataclasses import dataclass, replace
 
 from validation.errors import UserError
-from validation.stress.layout import STAGE, Layout
+from validation.stress.layout import STAGE, Layout, sentinel, signed
 from validation.sync.exchange import Act, Exchange, Kernel, Subject
-from validation.sync.setting import MOE, Setting, last, launches
+from validation.sync.setting import MLA, MOE, Setting, last, launches
 
 # The subject's 93 layers: a reply is as long as its steps, whatever shorter pattern a run stresses.
-SUBJECT = "D" + "KKAK" * 23
+# Layer 92, the last, is MLA as layer 91 is (kimi_k3_ops.md, section 1.1).
+SUBJECT = "D" + "KKAK" * 22 + "KKAA"
 VERBS = {"publish": 1, "poll": 2, "read": 3, "rearm": 4}
 WHOLE, OWNER, CHUNK = 0, 1, 2
-CANONICAL, ALL_JUDGED, SHARED_SLOT, FOLDED, STAGED, PULLED = 1, 2, 4, 8, 16, 32
+CANONICAL, ALL_JUDGED, SHARED_SLOT, FOLDED, STAGED, PULLED, UNFENCED = 1, 2, 4, 8, 16, 32, 64
 # Which words go where, and what is published that another exchange's sum gave.
 SPREADS = {
     "oproj": WHOLE,
@@ -37,16 +38,32 @@ SPREADS = {
     "out": CHUNK,
     "h2": CHUNK,
     "h2_tp8": CHUNK,
+    "dcp_q": CHUNK,
+    "dcp_partial": OWNER,
+    "dcp_lse": OWNER,
     "ring": WHOLE,
 }
+# The other exchanges between ranks, and why they are not run.
+NOT_RUN = {
+    "embedding": "a collective of the framework, which is trusted: it has no mailbox of the subject's",
+    "framework": "a collective of the framework, which is trusted: it has no mailbox of the subject's",
+}
+# Exchanges of ``SPREADS`` that no step of the subject has.
+BARE = {"ring": "a library's all-reduce by itself: in layers R alone, as planted faults have them"}
 RELAYED = {"oproj_gather": "oproj_recv", "latent_gather": "latent_recv", "out": "rs"}
 KEYS = {name: number for number, name in enumerate(SPREADS)}
-COLLECTIVES = {WHOLE: "all-reduce", OWNER: "reduce-scatter", CHUNK: "all-gather"}
+HOLDS = {"pairs": 0, "bytes": 1, "log sums": 2}
+FORMS = {
+    WHOLE: "whole rows to all ranks",
+    OWNER: "columns to their owner",
+    CHUNK: "own columns to all ranks",
+}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One act of a rank, ready for the table: parities are ``(use + step * advance) % parities``."""
+    """One act of a rank, ready for the table: parities are ``(use + step * advance) % parities``; ``late``:
+    delays before it."""
 
     verb: str
     exchange: str
@@ -64,15 +81,19 @@ class Step:
     relays: int
     flags: int
     slot: int
+    sentinel: int
+    holds: int
     turn: int = 0
     stage: int = 0
+    late: int = 0
 
     def row(self) -> list[int]:
         """Fields in the order of the kernels' table."""
         fields = [VERBS[self.verb], self.base, self.use, self.clears, self.advance, self.parities, self.rows]
         fields += [self.key, self.relays, self.spread == WHOLE, self.spread == OWNER, self.slots]
         fields += [bool(self.flags & flag) for flag in (CANONICAL, ALL_JUDGED, FOLDED, STAGED)]
-        fields += [self.turn, self.stage, bool(self.flags & PULLED), self.launch]
+        fields += [self.turn, self.stage, bool(self.flags & PULLED), not self.flags & UNFENCED]
+        fields += [self.late, signed(self.sentinel), self.holds, self.launch]
         return [int(field) for field in fields]
 
     @property
@@ -90,11 +111,18 @@ class Site:
 
     layer: int
     moe: int
+    mla: int
     moes: int
 
 
 def reaches(subject: Subject) -> list[Exchange]:
-    """The exchanges between ranks that are run."""
+    """The exchanges between ranks that are run. Raises UserError for one that is neither run nor named."""
+    for exchange in subject.exchanges.values():
+        if exchange.pattern != "local" and exchange.name not in SPREADS | NOT_RUN:
+            raise UserError(
+                f"the runner has no form for exchange '{exchange.name}'; give it one in SPREADS, or a reason "
+                "in NOT_RUN (validation/stress/script.py)"
+            )
     return [e for e in subject.exchanges.values() if e.name in SPREADS]
 
 
@@ -105,18 +133,19 @@ def acts(
     moes = sum(letter in MOE for letter in setting.layers)
     shuffle = random.Random(f"{seed} {rank} {batch}")
     found: list[Step] = []
-    launch = moe = 0
+    launch = moe = mla = 0
     for layer in range(len(setting.layers) + 1):
         inside = layer < len(setting.layers)
         for name in launches(setting, layer, batch) if inside else last(setting):
             kernel = subject.kernels[name]
             made = [
-                _step(subject, act, kernel, Site(layer, moe, moes), launch, layout)
+                _step(subject, act, kernel, Site(layer, moe, mla, moes), launch, layout)
                 for act in _flat(kernel, shuffle)
             ]
             found += [step for step in made if step]
             launch += any(made)
         moe += inside and setting.layers[layer] in MOE
+        mla += inside and setting.layers[layer] in MLA
     return found
 
 
@@ -133,12 +162,6 @@ def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, l
     """One act as it is run; None if it stays on its rank."""
     exchange = subject.exchanges[act.exchange]
     if exchange.name not in SPREADS:
-        if (
-            exchange.pattern != "local"
-            and exchange.parity != "unique"
-            and not exchange.name.startswith("dcp")
-        ):
-            raise UserError(f"the runner has no form for exchange '{exchange.name}'")
         return None
     origin = (
         replace(site, layer=site.layer - 1, moe=site.moe - 1)
@@ -156,7 +179,7 @@ def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, l
         use=use % exchange.parities, clears=_cleared(exchange, site, use), advance=advance,
         parities=exchange.parities, rows=rows, key=_key(exchange.name, origin.layer),
         relays=_key(relayed, origin.layer) if relayed else -1, flags=flags,
-        slot=layout.slot, stage=layout.base(STAGE),
+        slot=layout.slot, sentinel=sentinel(exchange), holds=HOLDS[exchange.holds], stage=layout.base(STAGE),
     )  # fmt: skip
 
 
@@ -171,6 +194,7 @@ def _use(exchange: Exchange, site: Site) -> tuple[int, int]:
         "one": (0, 0),
         "layer": (site.layer, 0),
         "moe": (site.moe, 0),
+        "mla": (site.mla, 0),
         "running": (site.moe, site.moes),
     }
     if exchange.parity not in counts:
@@ -195,8 +219,8 @@ def table(steps: list[Step]) -> list[list[int]]:
 
 
 def exchanges(steps: list[Step]) -> int:
-    """Exchanges that a step completes: one for each wait."""
-    return sum(step.verb in ("poll", "read") for step in steps)
+    """Exchanges that a step completes: one for each wait; a read without one is another look at them."""
+    return sum(step.verb == "poll" for step in steps)
 
 
 def exchanges_a_token() -> int:

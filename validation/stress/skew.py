@@ -1,4 +1,5 @@
-"""What disturbs a run: delays at every act, torn publications, overwritten inputs, jitter, neighbours.
+"""What disturbs a run: delays at every act, torn publications and those in another order, overwritten inputs,
+jitter, neighbours.
 
 Delays inside kernels are drawn from a hash of (seed, rank, step, act, lane, place); those of the host from a
 generator seeded by (seed, rank). Lengths in ns inside kernels, in seconds on the host.
@@ -18,9 +19,11 @@ from validation.errors import UserError
 class Skew:
     """``short_every``: of how many draws one is a delay of up to ``short`` ns; 0: no delays in kernels.
     ``rank_every``: the same for all lanes of a rank at once. ``torn_every``: publications that arrive in two
-    parts. ``staged``: inputs lie in memory and are overwritten right after the call. ``jitter``: seconds that
-    a rank waits before a launch at most. ``idle``: seconds of an idle gap, one between eight launches or so.
-    ``neighbours``: other work on the same processors. ``cold``: ranks start apart, without a first run.
+    parts. ``reordered``: publications of a kernel between which no wait lies are made the other way round by
+    every second rank, as a weak memory order lets them arrive. ``staged``: inputs lie in memory and are
+    overwritten right after the call. ``jitter``: seconds that a rank waits before a launch at most.
+    ``idle``: seconds of an idle gap, one between eight launches or so. ``neighbours``: other work on the same
+    processors. ``cold``: ranks start apart, without a first run.
     """
 
     short_every: int = 0
@@ -35,6 +38,7 @@ class Skew:
     idle: float = 0.0
     neighbours: bool = False
     cold: bool = False
+    reordered: bool = False
     seed: int = 0
 
     def row(self) -> list[int]:
@@ -47,14 +51,15 @@ QUIET = Skew()
 # Lengths around the time of one exchange (about 5 us on NVLink, 10 ms between interpreted kernels), and a few
 # a hundred times as long.
 MEASURES = {
-    "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True),
-    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 3, True, 0.01, 0.2, True, True),
+    "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True, True),
+    "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 3, True, 0.01, 0.2, True, True, True),
 }
 DELAYS = ("short_every", "short", "long_every", "long", "rank_every", "rank")
 # Which fields each mode turns on; replay and the checks that always run have none.
 MODES: dict[str, tuple[str, ...]] = {
     "delays": DELAYS,
     "fragments": ("torn_every", *DELAYS),
+    "order": ("reordered", "torn_every", *DELAYS),
     "overwritten": ("staged", *DELAYS),
     "neighbours": ("neighbours",),
     "idle": ("idle", "jitter"),

@@ -13,6 +13,7 @@ Pattern = Literal["multicast", "peer", "local"]
 Parity = Literal["one", "layer", "moe", "running", "mla", "call", "common", "step", "unique"]
 Clears = Literal["current", "previous", "other", "next"]
 Verb = Literal["publish", "poll", "read", "rearm"]
+Holds = Literal["pairs", "bytes", "log sums"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Exchange:
     the last layer's. ``rows``: rows that a re-arm clears, 0 for those of the batch; ``first_rows`` the same
     in the first MoE layer. ``plain``: no sentinel; readers rely on order alone. ``judged``: words of a
     fragment that a poll looks at. ``canonical``: writers replace a payload that equals the sentinel.
+    ``holds``: what words are, and so what a writer makes of one that must not be published: pairs of BF16 (-0
+    becomes +0), FP8 bytes (0xFF becomes 0x7F, the other NaN), or FP32 log sums (NaN, infinities and what a
+    shard without keys leaves become -3e38).
     ``counter``: the words count launches or claims. ``slots``: one per source, or one that all share.
     ``filled``: armed before the first step. ``alias``: whose memory it uses, if not its own. ``rearmed_by``
     and ``when`` are for readers.
@@ -49,6 +53,7 @@ class Exchange:
     slots: Literal["source", "shared"] = "source"
     filled: bool = True
     alias: str = ""
+    holds: Holds = "pairs"
 
 
 @dataclass(frozen=True)

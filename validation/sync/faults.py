@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from validation.sync.exchange import Act
 from validation.sync.fault import Edit, Fault
+from validation.sync.kernels import poll, publish, read, rearm
 from validation.sync.setting import TP16, Setting
 
 
@@ -37,6 +38,13 @@ def _read(kernel: str, exchange: str) -> tuple[Edit, ...]:
 
 
 EIGHT, ONE = (8, 8), (1, 1)
+# Payload and flag in separate publications, and no order between them: partial rows are read once their log
+# sums are there.
+P, LSE = "dcp_partial", "dcp_lse"
+FLAGGED = (
+    (rearm("dcp_q"),),
+    (publish(P), publish(LSE), poll(LSE), read(P), rearm(P), rearm(LSE), publish("core_rows")),
+)
 
 PDL = (
     Fault(
@@ -96,6 +104,7 @@ SENTINEL = (
             ("front", _set("KK", (8,), "front")),
             ("ring", _bare("R", (8,), "ring")),
             ("dcp_partial", _set("AA", (8,), "dcp_partial", dcp=True)),
+            ("dcp_lse", _set("AA", (8,), "dcp_lse", dcp=True)),
             ("partials", _bare("E", (8,), "partials")),
             ("x_moe", _bare("S", (1,), "x_moe")),
         )
@@ -114,7 +123,7 @@ RELEASE = (
         "partial_trusted_by_its_lse",
         "F37",
         _set("AA", (8,), "dcp_partial", "dcp_lse", dcp=True),
-        _read("DcpValue", "dcp_partial"),
+        _kernel("DcpValue", chains=FLAGGED),
     ),
     Fault(
         "gather_not_polled",

@@ -43,9 +43,11 @@ def _exchanges() -> tuple[Exchange, ...]:
         Exchange("latent_recv", "peer", BF16, **tail),
         Exchange("latent_gather", "multicast", BF16, **tail),
         Exchange("out", "multicast", BF16, rearmed_by="next AttnRes", **AT_ONCE),
-        Exchange("dcp_q", "multicast", FP8, "mla", 2, rearmed_by="DcpValue", when="next kernel"),
+        Exchange(
+            "dcp_q", "multicast", FP8, "mla", 2, rearmed_by="DcpValue", when="next kernel", holds="bytes"
+        ),
         Exchange("dcp_partial", "peer", BF16, "mla", 2, rearmed_by="head owner", **AT_ONCE),
-        Exchange("dcp_lse", "peer", FP8, "mla", 2, rearmed_by="head owner", **AT_ONCE),
+        Exchange("dcp_lse", "peer", FP8, "mla", 2, rearmed_by="head owner", **AT_ONCE, holds="log sums"),
         Exchange("x_moe", "local", BF16, rows=4, first_rows=4, **OTHER),
         Exchange("scores", "local", BF16, **OTHER),
         Exchange("hg", "local", "bit 0 = 0", **OTHER),

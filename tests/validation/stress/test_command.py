@@ -40,7 +40,11 @@ def test_a_short_run_passes_with_its_bound(tmp_path: Path, capsys: pytest.Captur
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["verdict"] == "pass"
     assert found["details"]["exchanges"] >= 30
-    assert found["details"]["compared_steps"]["skewed"] >= 1
+    kept = found["details"]["determinism"]
+    assert kept["exchanges"]["compared_steps"]["skewed TP8"] >= 1
+    assert kept["exchanges"]["compared_steps"]["skewed TP16 DCP"] >= 1
+    assert kept["exchanges"]["contract"] in said
+    assert kept["decode_steps"]["backends"] == []  # a stage of another mode
     assert {c["provider"] for c in found["controls"]} == {"oproj_not_canonical", "row_too_many"}
 
 
@@ -170,8 +174,39 @@ def test_the_list_names_every_mode_and_fault(capsys: pytest.CaptureFixture[str])
 
     assert main(["stress", "--list"]) == 0
     said = capsys.readouterr().out
-    assert all(mode in said for mode in MODES)
+    assert all(f"mode {mode}: " in said for mode in MODES)
     assert all(fault.name in said for fault in FAULTS)
+    for exchange in subject().exchanges.values():
+        assert f"exchange {exchange.name}: " in said or exchange.pattern == "local", exchange.name
+    assert "exchange dcp_lse: columns to their owner\n" in said
+    assert "exchange framework: not run: a collective of the framework" in said
+    assert "on one rank alone, and not run: reduced, x_moe" in said
+
+
+def test_both_contracts_are_in_the_report() -> None:
+    from validation.commands.stress_report import determinism, lines
+    from validation.report.schema import Document
+    from validation.stress.campaign import CONTRACT, Plan, Results
+    from validation.stress.repeats import CONTRACT as STEPS_CONTRACT
+    from validation.stress.repeats import Repeat
+
+    plan = Plan("cpu", 2, 1, "DKA", 10, 10.0, ("hashes",))
+    results = Results(plan, compared={"skewed TP8": 36})
+    results.repeats = [
+        Repeat("torch", "cpu", 16, noticed=True),
+        Repeat("mine", "cpu", 16, parted=["hashes: mine under load parts from its first run at step 3"]),
+    ]
+    said = list(lines(results, Document("lockstep stress", "fail", {"device": "cpu"}, [])))
+    assert f"contract: {CONTRACT}" in said
+    assert f"contract: {STEPS_CONTRACT}" in said
+    words = "decode steps by torch, 16 of them: bit-equal, twice and under load; a flipped bit is noticed"
+    assert words in said
+    assert any("mine under load parts from its first run at step 3; a flipped bit is NOT" in x for x in said)
+    assert results.doubts[-2] == "mine: a flipped bit went unnoticed"
+    torch_steps, mine = determinism(results)["decode_steps"]["backends"]
+    assert torch_steps["walks"] == ["run again", "under load"]
+    assert (torch_steps["parted"], torch_steps["flipped_bit_noticed"]) == ([], True)
+    assert mine["parted"]
 
 
 @pytest.mark.device

@@ -47,6 +47,16 @@ def test_a_skewed_run_is_bit_equal_to_a_quiet_one_on_all_ranks(crew: Crew) -> No
     assert other.answers[0].hashes != quiet.answers[0].hashes
 
 
+def test_sharded_caches_are_exchanged_by_the_kernels_of_tp16(crew: Crew) -> None:
+    job = replace(CLEAN, batches=(2, 8, 33), plan=16, dcp=True)
+    quiet = crew.run(job)
+    skewed = crew.run(replace(job, skew=replace(MEASURES["cpu"], idle=0.01)))
+    for found in (quiet, skewed):
+        assert found.failures(crew.layout) == []
+        assert found.exchanges == 14 + 14 + 19
+        assert {answer.hashes for answer in found.answers} == {quiet.answers[0].hashes}
+
+
 def test_real_tensors_are_exchanged_right_bit_for_bit(crew: Crew) -> None:
     crew.tell(Order("job", CLEAN))
     crew.gather("ready", 30.0)
@@ -62,11 +72,11 @@ def test_fused_exchanges_are_right_on_exact_numbers(crew: Crew) -> None:
     crew.tell(Order("fused"))
     for answer in crew.gather("fused", 60.0):
         assert answer.findings == []
-        assert answer.exchanges == 8
+        assert answer.exchanges == 12
 
 
 # One of each way to be found: a stale word, an early one, a hang, an overwritten input, a flag taken for
-# data, parted hashes, a canary, a baked step.
+# data, parted hashes, a canary, a baked step, a flag that overtakes its payload, a NaN log sum.
 TRIED = (
     "oproj_never_rearmed",
     "gather_not_polled",
@@ -76,6 +86,8 @@ TRIED = (
     "state_of_one_rank_flipped",
     "row_too_many",
     "step_baked_at_capture",
+    "partial_trusted_by_its_lse",
+    "dcp_lse_not_canonical",
 )
 
 
@@ -93,8 +105,9 @@ def test_every_other_broken_protocol_is_found(crew: Crew, fault: object) -> None
 
 
 def test_the_steps_that_show_a_fault_are_safe_without_it(crew: Crew) -> None:
-    for layers, batches in {(fault.layers, fault.batches) for fault in FAULTS if fault.layers != "DKA"}:
-        job = Job("twin", layers, batches=batches, in_turn=True, steps=4, chunk=2, skew=QUIET)
+    found = {(fault.layers, fault.batches, fault.dcp) for fault in FAULTS if fault.layers != "DKA"}
+    for layers, batches, dcp in found:
+        job = Job("twin", layers, batches=batches, in_turn=True, steps=4, chunk=2, skew=QUIET, dcp=dcp)
         assert crew.run(job).failures(crew.layout) == [], (layers, batches)
 
 

@@ -1,5 +1,8 @@
 """Mailboxes do not overlap, and a canary as long as a row lies behind each."""
 
+import torch
+
+from validation.stress import memory
 from validation.stress.layout import CANARY_WORDS, COLUMNS, STAGE, layout
 from validation.stress.script import reaches
 from validation.sync.kimi_k3 import subject
@@ -20,3 +23,12 @@ def test_a_canary_is_longer_than_a_row_and_words_are_counted_in_32_bits() -> Non
     assert found.row == 112 * COLUMNS <= CANARY_WORDS
     assert found.words < 2**31
     assert found.region(STAGE).words == found.slot
+
+
+def test_mailboxes_are_armed_with_the_sentinel_of_their_exchange() -> None:
+    boxes = layout(reaches(subject()), 2, 1)
+    own = torch.zeros(boxes.words, dtype=torch.int32)
+    memory.fill(own, boxes)
+    for name, word in (("oproj", -(2**31)), ("dcp_lse", -1), ("dcp_q", -1), ("dcp_partial", -(2**31))):
+        region = boxes.region(name)
+        assert (own[region.start : region.start + region.words] == word).all(), name
