@@ -27,14 +27,23 @@ import triton
 import triton.language as tl
 
 from kernels_under_test.exchanges.acts import arrived, note
-from kernels_under_test.exchanges.waiting import delay, torn
+from kernels_under_test.exchanges.waiting import delay, host_delay, torn
 from kernels_under_test.exchanges.words import SENTINEL, canonical, mailbox
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCKS = {True: 512, False: 4096}  # words of a program, by whether it is compiled
+BLOCK = 256  # words of a compiled program; an interpreted one has all
 HANG = tl.constexpr(2)
+
+
+@triton.jit
+def paused(skew, rank, count, act, program, phase: tl.constexpr, ON_GPU: tl.constexpr):
+    """A delay, if one is drawn."""
+    if ON_GPU:
+        delay(skew, rank, count, act, program, phase, ON_GPU)
+    else:
+        host_delay(rank, count, act, program, phase)
 
 
 @triton.jit
@@ -51,60 +60,64 @@ def publishable(word, PAIRS: tl.constexpr):
 def step_kernel(
     x, out, peers, record, clock, skew, start, slot_words, rows, words, cleared_words,
     x_target, x_row, out_source, out_row, rank, act, use, clears, advance, parities, spins,
-    RANKS: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr, AT_ONCE: tl.constexpr,
-    ON_GPU: tl.constexpr,
+    RANKS: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.constexpr,
+    OWN_PARTS: tl.constexpr, AT_ONCE: tl.constexpr, ON_GPU: tl.constexpr,
 ):  # fmt: skip
-    """out[source, row, word] = x of every source. ``x_target``: words from what goes to one rank to what goes
-    to the next, 0 if all get the same. ``clock``: [steps run, step]; ``record``: [16], as ``acts`` has it.
-    ``cleared_words``: of each slot of the other parity that are cleared before anything is published."""
+    """out[source, row, word] = x of every source.
+
+    ``OWN_PARTS``: each rank gets a part of its own, ``x_target`` words behind that of the rank before.
+    ``clock``: [steps run, step]; ``record``: [16], as ``acts`` has it. ``cleared_words``: of each slot of the
+    other parity that are cleared before anything is published. ``SLOTS``: a power of two of at least
+    ``RANKS``."""
     program = tl.program_id(0)
-    at = program * BLOCK + tl.arange(0, BLOCK)
-    live = at < rows * words
-    row, column = at // words, at % words
     count, step = tl.load(clock), tl.load(clock + 1)
     tl.store(record + 10, step)
     tl.store(record + 11, act)
-    patience = spins
-    if tl.load(record + 1) == HANG:
-        patience = 0
     own = mailbox(peers, rank)
-    empty = tl.full([BLOCK], SENTINEL, tl.uint32)
     pitch = RANKS * slot_words
     parity = (use + count * advance) % parities
     place = tl.multiple_of(start + parity * pitch, 16)
-    cleared = start + ((clears + count * advance) % parities) * pitch
-    delay(skew, rank, count, act, program, 0, ON_GPU)
-    for source in tl.static_range(RANKS):
-        tl.store(own + cleared + source * slot_words + at, empty, mask=at < cleared_words)
+    # All slots of this program's words, side by side: waited for, received and cleared together.
+    every = tl.arange(0, SLOTS * BLOCK)
+    source, word_of = every // BLOCK, program * BLOCK + every % BLOCK
+    slot = own + source * slot_words + word_of
+    empty = tl.full([SLOTS * BLOCK], SENTINEL, tl.uint32)
+    if cleared_words > 0:
+        cleared = start + ((clears + count * advance) % parities) * pitch
+        tl.store(slot + cleared, empty, mask=(source < RANKS) & (word_of < cleared_words))
+    at = program * BLOCK + tl.arange(0, BLOCK)
+    live, read = at < rows * words, x + (at // words) * x_row + at % words
+    paused(skew, rank, count, act, program, 0, ON_GPU)
     in_parts = torn(skew, rank, count, act, program, ON_GPU)
     first = at % 4 == 0
     if in_parts > 1:
         first = at < in_parts
+    word = publishable(tl.load(read, mask=live, other=0).to(tl.uint32, bitcast=True), PAIRS)
     for i in tl.static_range(RANKS):
         # Each rank begins with another peer, so that nobody is always the last to be served.
         target = (rank + i) % RANKS
-        word = tl.load(x + target * x_target + row * x_row + column, mask=live, other=0)
-        word = publishable(word.to(tl.uint32, bitcast=True), PAIRS)
+        if OWN_PARTS:
+            word = tl.load(read + target * x_target, mask=live, other=0).to(tl.uint32, bitcast=True)
+            word = publishable(word, PAIRS)
         to = mailbox(peers, target) + place + rank * slot_words + at
         if in_parts > 0:
             tl.store(to, word, mask=live & first)
-            delay(skew, rank, count, act, program, 2 + i, ON_GPU)
+            paused(skew, rank, count, act, program, 2 + i, ON_GPU)
             tl.store(to, word, mask=live & (first == 0))
         else:
             tl.store(to, word, mask=live)
-        delay(skew, rank, count, act, program, 12 + i % 8, ON_GPU)
-    for source in tl.static_range(RANKS):
-        slot = own + place + source * slot_words + at
-        word, missing = arrived(slot, live, live, patience, ON_GPU)
-        if missing > 0:
-            gap = tl.min(tl.where(live & (word == SENTINEL), at, 1 << 30), 0)
-            nothing = tl.sum(word * 0, 0)
-            note(record, HANG, step, act, source, parity, gap, nothing, nothing)
-            patience = 0
-        if AT_ONCE:
-            tl.store(slot, empty, mask=live)
-        to = out + source * out_source + row * out_row + column
-        tl.store(to, word.to(tl.int32, bitcast=True), mask=live)
+        paused(skew, rank, count, act, program, 12 + i % 8, ON_GPU)
+    patience = tl.where(tl.load(record + 1) == HANG, 0, spins)
+    due = (source < RANKS) & (word_of < rows * words)
+    word, missing = arrived(slot + place, due, due, patience, ON_GPU)
+    if missing > 0:
+        gap = tl.min(tl.where(due & (word == SENTINEL), every, 1 << 30), 0)
+        nothing = tl.sum(word * 0, 0)
+        note(record, HANG, step, act, gap // BLOCK, parity, program * BLOCK + gap % BLOCK, nothing, nothing)
+    if AT_ONCE:
+        tl.store(slot + place, empty, mask=due)
+    to = out + source * out_source + (word_of // words) * out_row + word_of % words
+    tl.store(to, word.to(tl.int32, bitcast=True), mask=due)
     if program == 0:
         tl.store(record + 9, tl.load(record + 9) + 1)
 
@@ -149,12 +162,13 @@ def exchange(wires: Wires, turn: Turn, x: Tensor, out: Tensor) -> None:
     if rows * words > wires.slot_words:
         raise ValueError(f"{rows} rows of {words} words do not fit a slot of {wires.slot_words}")
     on_gpu = x.device.type == "cuda"
-    block = BLOCKS[on_gpu]
+    most = max(rows * words, turn.cleared_words)
+    block = BLOCK if on_gpu else triton.next_power_of_2(most)
     options: dict[str, Any] = {"num_warps": 4} if on_gpu else {}
-    step_kernel[triton.cdiv(max(rows * words, turn.cleared_words), block),](
+    step_kernel[triton.cdiv(most, block),](
         x, out, wires.peers, wires.record, wires.clock, wires.skew, turn.start, wires.slot_words, rows, words,
         turn.cleared_words, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), out.stride(0), out.stride(1),
         wires.rank, turn.act, turn.use, turn.clears, turn.advance, turn.parities, wires.spins,
-        RANKS=wires.ranks, BLOCK=block, PAIRS=pairs, AT_ONCE=turn.at_once, ON_GPU=on_gpu, **options,
+        RANKS=wires.ranks, SLOTS=triton.next_power_of_2(wires.ranks), BLOCK=block, PAIRS=pairs,
+        OWN_PARTS=x.dim() == 3, AT_ONCE=turn.at_once, ON_GPU=on_gpu, **options,
     )  # fmt: skip
-

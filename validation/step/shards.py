@@ -61,9 +61,7 @@ def together(one: Executor, ranks: int) -> Executor:
     return _sharded(one, f"{one.name}, {ranks} ranks together", list(range(ranks)), ranks, in_place)
 
 
-def _sharded(
-    one: Executor, name: str, mine: Sequence[int], ranks: int, transport: Transport
-) -> Executor:
+def _sharded(one: Executor, name: str, mine: Sequence[int], ranks: int, transport: Transport) -> Executor:
     def run(operation: Operation, a: Any) -> None:
         if operation.rank >= 0 and operation.rank not in mine:
             return

@@ -223,7 +223,7 @@ class Engine:
     def _harm(self) -> None:
         """The planted fault of memory."""
         if self.job.fault == STATE_FLIPPED and self.apart and self.setup.rank == VICTIM:
-            layer, state = next(iter(self.one.state.recurrent.items()))
+            state = next(iter(self.one.state.recurrent.values()))
             state[self.setup.rank, self.one.requests[0].slots[0]].view(torch.int32)[0, 0, 0] ^= 1
 
     def _hung(self) -> bool:

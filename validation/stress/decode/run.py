@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from validation.report.schema import Verdict
-from validation.stress.crew import Crew
+from validation.stress.crew import Crew, Lost
 from validation.stress.decode.boxes import NEVER_REARMED, STALE_PARITY, lanes_for, place
 from validation.stress.decode.engine import STATE_FLIPPED
 from validation.stress.job import Answer, Decode, Order
@@ -29,7 +29,7 @@ from validation.subjects.kimi_k3.config import scaled
 ENGINE = "validation.stress.decode.engine"
 READY = {"cpu": 300.0, "cuda": 600.0}  # seconds to build the model and compile
 MODES = ["delays", "fragments", "jitter"]  # of stress, which disturb the ranks
-PILOT = {"cpu": 4, "cuda": 40}  # steps in which a planted fault must be noticed
+PILOT = {"cpu": 2, "cuda": 40}  # steps in which a planted fault must be noticed
 IMPATIENCE = {"cpu": 5.0, "cuda": 1.0}  # seconds of a wait where a hang is planted
 FAULTS = (NEVER_REARMED, STALE_PARITY, STATE_FLIPPED)
 DIGITS = 32  # of a step: half of them what all ranks hold alike
@@ -78,6 +78,7 @@ class Party:
     patience: float
     left: list[str] = field(default_factory=list)
     held: list[dict[str, str]] = field(default_factory=list)
+    harm: Callable[[Crew, int], None] | None = None
     exchanges: int = 0
     seconds: float = 0.0
 
@@ -94,7 +95,7 @@ class Party:
     def come(self) -> tuple[list[str], list[Death]]:
         """What went wrong in the chunk that was begun, and who died in it."""
         began = time.monotonic()
-        answers, deaths = self.crew.listen(self.patience)
+        answers, deaths = self.crew.listen(self.patience, self.harm)
         self.seconds += max([answer.seconds for answer in answers], default=time.monotonic() - began)
         if not deaths:
             new = [left for answer in answers for left in answer.left]
@@ -116,21 +117,23 @@ def hangs(answers: list[Answer]) -> list[str]:
         for record in answer.records:
             _, _, kind, step, act, source, parity = record[:7]
             if kind == HANG:
-                words = f"hang: rank {answer.rank}, step {step}, {place(act)}, parity {parity}: waits for rank "
+                words = (
+                    f"hang: rank {answer.rank}, step {step}, {place(act)}, parity {parity}: waits for rank "
+                )
                 found.append((step, act, f"{words}{source}, whose publication is missing"))
     return [words for _, _, words in sorted(found)]
 
 
 def decode(
-    job: Decode,
-    device: str,
+    results: Results,
     seconds: float = float("inf"),
     say: Callable[[str], None] = lambda line: None,
-    harm: Callable[[Crew, int], None] = lambda crew, steps: None,
-) -> Results:
-    """Walk, plant, compare. ``seconds``: after which the walk ends behind a chunk. ``harm`` is called with
-    the ranks before each chunk, by drills. Raises UserError where ranks cannot be started."""
-    results, began = Results(job, device), time.monotonic()
+    harm: Callable[[Crew, int], None] | None = None,
+) -> None:
+    """Plant, walk, compare, into ``results``. ``seconds``: after which the walk ends behind a chunk. ``harm``
+    is called with the ranks and the steps done while they walk, by drills. Raises UserError where ranks
+    cannot be started."""
+    job, device, began = results.job, results.device, time.monotonic()
     lanes = lanes_for(scaled(job.ranks, layers=job.layers, block=job.block))
     with (
         Crew(1, lanes, device, engine=ENGINE) as single,
@@ -138,15 +141,17 @@ def decode(
     ):
         whole, ranks = Party(single, job.patience), Party(crew, job.patience)
         say(f"{job.ranks} ranks and one process for all are there")
-        pilot = min(PILOT[device], job.steps)
-        whole.prepare(replace(job, skew=QUIET))
-        if _walked(results, [whole], pilot):
-            _plant(results, ranks, whole, pilot, say)
-            _walk(results, ranks, whole, pilot, began + seconds, say, harm)
+        pilot = min(PILOT[device], job.steps, job.chunk)
+        try:
+            whole.prepare(replace(job, skew=QUIET))
+            if _walked(results, [whole], pilot):
+                _plant(results, ranks, whole, pilot, say)
+                _walk(results, ranks, whole, pilot, began + seconds, say, harm)
+        except Lost as lost:
+            results.errors += [death.words() for death in lost.deaths]
         results.exchanges = ranks.exchanges
         results.seconds = {"ranks": ranks.seconds, "one process": whole.seconds}
     results.seconds["all"] = time.monotonic() - began
-    return results
 
 
 def _walked(results: Results, parties: list[Party], steps: int) -> bool:
@@ -179,13 +184,13 @@ def _walk(
     pilot: int,
     until: float,
     say: Callable[[str], None],
-    harm: Callable[[Crew, int], None],
+    harm: Callable[[Crew, int], None] | None,
 ) -> None:
     """All steps, by chunks; the one process has walked the first ``pilot`` steps."""
     job, began = results.job, time.monotonic()
     ranks.prepare(replace(job, skew=of(MODES, results.device, job.seed)))
+    ranks.harm = harm
     for first, steps in chunks(job, pilot):
-        harm(ranks.crew, first)
         parties = [ranks] if first == 0 else [ranks, whole]
         if not _walked(results, parties, steps):
             break
@@ -237,9 +242,7 @@ def checkpoint(whole: Party) -> str:
     return hashlib.sha256(repr(whole.held).encode()).hexdigest()[:16]
 
 
-def _plant(
-    results: Results, ranks: Party, whole: Party, steps: int, say: Callable[[str], None]
-) -> None:
+def _plant(results: Results, ranks: Party, whole: Party, steps: int, say: Callable[[str], None]) -> None:
     """Each fault over the first steps, which the one process has walked: what is noticed of it."""
     for fault in FAULTS:
         say(f"planted fault {fault}")
