@@ -84,7 +84,7 @@ class Party:
 
     def prepare(self, job: Decode) -> None:
         """Forget everything and prepare a walk."""
-        self.left, self.held = [""] * job.ranks, []
+        self.left, self.held, self.seconds = [""] * job.ranks, [], 0.0
         self.crew.tell(Order("decode", decode=job))
         self.crew.gather("ready", READY[self.crew.device])
         self.patience = job.patience
