@@ -1,5 +1,5 @@
-"""One exchange of a step, as one of two ranks makes it: what the other sent lies in the mailbox already, or does
-not come."""
+"""One exchange of a step, as one of two ranks makes it: what the other sent lies in the mailbox already, or
+does not come."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAILBOXES = ("triton",)  # providers whose ranks exchange through mailboxes if n
 
 def main(options: argparse.Namespace, command: str) -> int:
     """Walk, compare, print; 0 if every rank held the same bits after every step."""
-    names = options.provider or ["torch"]
+    names = options.provider or ["triton" if options.device == "cuda" else "torch"]
     if len(names) > 1:
         raise UserError(f"--ranks walks with one provider, not {len(names)}")
     by_itself = options.device == "cuda" or names[0] in MAILBOXES

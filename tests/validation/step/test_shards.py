@@ -1,5 +1,5 @@
-"""Shards of a step: all of them together give the bits of the whole operations, and an exchange joins what one
-rank sends with what the others receive."""
+"""Shards of a step: all of them together give the bits of the whole operations, and an exchange joins what
+one rank sends with what the others receive."""
 
 from __future__ import annotations
 

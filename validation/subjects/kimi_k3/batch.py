@@ -58,10 +58,13 @@ class Batch:
         return Batch(**{name: getattr(self, name).clone() for name in STAGED}, tokens=self.tokens)
 
     def to(self, device: str | torch.device) -> Batch:
-        """The same batch on a device; itself where it is there."""
+        """The same batch on a device; itself where it is there. A GPU's queue is not waited for: what is
+        copied has been staged when this returns."""
         if self.ids.device.type == torch.device(device).type:
             return self
-        return Batch(**{name: getattr(self, name).to(device) for name in STAGED}, tokens=self.tokens)
+        ahead = torch.device(device).type == "cuda"
+        staged = {name: getattr(self, name).to(device, non_blocking=ahead) for name in STAGED}
+        return Batch(**staged, tokens=self.tokens)
 
     def neutral(self) -> Batch:
         """A batch of the same shape and device in which every request is padding."""
@@ -120,8 +123,8 @@ def _stage_keys(config: Config, b: Batch, i: int, request: Request) -> None:
     sharded = config.dcp > 1
     positions = torch.arange(request.length, request.length + b.tokens)
     for rank in range(config.ranks):
-        pages = torch.tensor(request.pages[rank])
-        b.block_table[rank, i, : len(pages)] = pages.to(torch.int32)
+        pages = request.tables[rank]
+        b.block_table[rank, i, : len(pages)] = pages
         total = torch.tensor(request.length + b.tokens)
         place, mine = positions, torch.ones_like(positions, dtype=torch.bool)
         if sharded:

@@ -1,9 +1,10 @@
-"""Uses of the mailboxes over several steps: what a launch clears is what the launch before it left, never what
-it is about to use."""
+"""Uses of the mailboxes over several steps: what a launch clears is what the launch before it left, never
+what it is about to use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -40,14 +41,14 @@ def uses(config: Config, name: str, steps: int) -> Iterator[tuple[int, int, int,
 def test_a_deferred_re_arm_clears_what_the_launch_before_used(name: str, layers: int) -> None:
     found = list(uses(scaled(2, layers=layers, block=2), name, 5))
     assert len({used for *_, used, _ in found}) == 3
-    for (*_, before, _), (*_, used, cleared) in zip(found, found[1:], strict=False):
+    for (*_, before, _), (*_, used, cleared) in pairwise(found):
         assert cleared == before
         assert used != before
 
 
 def test_what_is_re_armed_at_once_is_not_used_twice_in_a_row_within_a_step() -> None:
     found = list(uses(scaled(2, layers=5, block=2), "oproj", 2))
-    for (step, _, before, _), (next_step, _, used, _) in zip(found, found[1:], strict=False):
+    for (step, _, before, _), (next_step, _, used, _) in pairwise(found):
         assert used != before or step != next_step
     assert {used for *_, used, _ in uses(scaled(2), "front", 2)} == {0}
 

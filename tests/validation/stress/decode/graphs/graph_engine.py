@@ -1,4 +1,4 @@
-"""An engine whose steps are prepared batches that are captured and replayed as on a GPU, over plain functions.
+"""An engine whose steps are prepared batches, captured and replayed as on a GPU, over plain functions.
 
 A capture here remembers the calls; before it the step runs twice, as warm-ups do, mailboxes included.
 """
@@ -6,7 +6,6 @@ A capture here remembers the calls; before it the step runs twice, as warm-ups d
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from kernels_under_test.executor import schedule, specialised
