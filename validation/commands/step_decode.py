@@ -26,6 +26,8 @@ RANKS = {"cpu": (2, 3, 4), "cuda": (2, 3, 4, 8)}
 STEPS = {"cpu": 100, "cuda": 10_000}
 INTERPRETED = {"steps": 4, "layers": 4, "counts": (1, 2), "sizes": (1, 2), "renewed": 3, "chunk": 2}
 ON_CPU = {"layers": 5, "renewed": 50, "chunk": 25}
+# Seconds of a wait that counts as hanging. Interpreted, the others may be long about an operation.
+PATIENCE = {"cpu": 60.0, "cuda": 8.0}
 SHOWN = 10  # checkpoints
 
 
@@ -70,9 +72,9 @@ def _job(options: argparse.Namespace, name: str) -> Decode:
         raise UserError("ranks that exchange through mailboxes start by themselves; leave out torchrun")
     if device == "cuda":
         _need_gpus(options.ranks)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"patience": PATIENCE[device]}
     if device == "cpu":
-        more = dict(INTERPRETED if name in SLOW else ON_CPU)
+        more |= INTERPRETED if name in SLOW else ON_CPU
     layers = options.layers or more.pop("layers", 14)
     steps = options.steps or more.pop("steps", STEPS[device])
     more |= {"layers": layers, "block": 3 if layers > 8 else 2, "steps": steps}

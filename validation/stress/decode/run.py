@@ -79,6 +79,7 @@ class Party:
     left: list[str] = field(default_factory=list)
     held: list[dict[str, str]] = field(default_factory=list)
     harm: Callable[[Crew, int], None] | None = None
+    going: bool = False
     exchanges: int = 0
     seconds: float = 0.0
 
@@ -91,10 +92,17 @@ class Party:
 
     def go(self, steps: int) -> None:
         self.crew.tell(Order("walk", steps=steps))
+        self.going = True
+
+    def give_up(self) -> None:
+        """End a chunk that was begun; what it gave counts for nothing."""
+        if self.going:
+            self.crew.stop()
+            self.come()
 
     def come(self) -> tuple[list[str], list[Death]]:
         """What went wrong in the chunk that was begun, and who died in it."""
-        began = time.monotonic()
+        began, self.going = time.monotonic(), False
         answers, deaths = self.crew.listen(self.patience, self.harm)
         self.seconds += max([answer.seconds for answer in answers], default=time.monotonic() - began)
         if not deaths:
@@ -160,6 +168,9 @@ def _walked(results: Results, parties: list[Party], steps: int) -> bool:
     for party in parties if together else []:
         party.go(steps)
     for party in parties:
+        if results.failures or results.errors:
+            party.give_up()
+            continue
         if not together:
             party.go(steps)
         hung, deaths = party.come()
