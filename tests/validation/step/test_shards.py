@@ -62,6 +62,21 @@ def test_what_a_rank_sends_lies_where_the_others_receive_it() -> None:
             assert (sent.shape, sent.stride()) == (received.shape, received.stride())
 
 
+def test_together_nothing_exchanged_holds_a_negative_zero_as_no_mailbox_does() -> None:
+    case = Case(small(ranks=2))
+    seen: list[torch.Tensor] = []
+
+    def run(operation: Operation, a: Any) -> None:
+        if operation.op == "oproj":
+            seen.append(a.y.clone())
+        if operation.op == "kda_decode":
+            a.out.fill_(-0.0)
+
+    case.step(shards.together(Executor("zeros", "stock", run), 2), case.ids())
+    assert (seen[0] == 0).all()
+    assert not seen[0].signbit().any()
+
+
 def test_a_rank_alone_runs_its_own_shards_only() -> None:
     case, ran = Case(small(ranks=2)), list[tuple[str, int, Any]]()
     base = Executor("noted", "stock", lambda operation, a: ran.append((operation.op, operation.rank, a)))

@@ -22,6 +22,7 @@ from validation.stress.crew import Crew
 from validation.stress.decode import run
 from validation.stress.decode.run import Party, Results, decode, hangs, parted
 from validation.stress.job import Answer, Decode
+from validation.stress.outcome import Death
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[4]
@@ -143,6 +144,37 @@ def test_the_earliest_wait_that_ran_out_comes_first() -> None:
     assert first == (
         "hang: rank 1, step 4, layer 0, latent, parity 1: waits for rank 2, whose publication is missing"
     )
+
+
+class Played:
+    """A crew whose answers are known."""
+
+    count = 1
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.stopped = answer, False
+
+    def tell(self, order: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def listen(self, patience: float, harm: object) -> tuple[list[Answer], list[Death]]:
+        return [self.answer], []
+
+
+def test_what_goes_wrong_apart_stops_the_one_process_too() -> None:
+    hung, well = Played(Answer("done", 0, records=[[0, 0, 2, 4, 9, 1, 1]])), Played(Answer("done", 0))
+    ranks, whole = (Party(crew, 1.0) for crew in (hung, well))  # type: ignore[arg-type]
+    results = Results(JOB, "cpu")
+    assert not run._walked(results, [ranks, whole], 3)
+    assert (hung.stopped, well.stopped) == (False, True)
+    assert len(results.failures) == 1
+    results.failures.clear()
+    well.stopped = False
+    assert run._walked(results, [whole], 3)
+    assert not well.stopped
 
 
 @pytest.mark.parametrize(
