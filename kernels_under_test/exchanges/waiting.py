@@ -30,6 +30,8 @@ SEED, SHORT_EVERY, SHORT, LONG_EVERY, LONG, TORN_EVERY, RANK_EVERY, RANK_DELAY =
 BETWEEN_PARTS, OTHER_PHASES = tl.constexpr(2), tl.constexpr(12)
 EAGER_LOOKS = 20  # of an interpreted wait, before it sleeps between looks
 NAP = 1e-4  # seconds
+# After so many looks the others are busy with long kernels of their own, and looking takes their time.
+PATIENT_LOOKS, REST = 200, 5e-3
 
 
 def _nobody() -> bool:
@@ -136,7 +138,7 @@ def host_waits(tries: Any, most: Any) -> int:
         HOST.began = now
     if now - HOST.began > HOST.patience or HOST.stopped():
         return number(most)
-    os.sched_yield() if seen < EAGER_LOOKS else time.sleep(NAP)
+    os.sched_yield() if seen < EAGER_LOOKS else time.sleep(NAP if seen < PATIENT_LOOKS else REST)
     return min(seen, number(most) - 1)
 
 

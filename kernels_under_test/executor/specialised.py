@@ -118,7 +118,8 @@ class SpecialisedExecutor:
             torch.cuda.current_stream().wait_stream(aside)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self.pool):
+            # Other threads (of a process group) may look at their events meanwhile.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 run()
         self.pool = self.pool or graph.pool()
         return graph.replay

@@ -17,7 +17,7 @@ from compile_kernels import resource_usage
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels_under_test.exchanges import collectives, fused, fused_dcp
+from kernels_under_test.exchanges import collectives, fused, fused_dcp, step
 from kernels_under_test.exchanges.acts import acts_kernel
 from kernels_under_test.exchanges.runner import WARPS
 
@@ -27,7 +27,15 @@ FUSED = {
     "out_kernel": {"BLOCK": 1024, "ON_GPU": True},
 }
 MERGE = {"RANKS": 2, "WORDS": 256, "ON_GPU": True}
+# The two kinds of publication, and of re-arm.
+STEP = {"BLOCK": step.BLOCK, "ON_GPU": True}
+STEPS = (
+    {"PAIRS": True, "OWN_PARTS": True, "AT_ONCE": False},
+    {"PAIRS": False, "OWN_PARTS": False, "AT_ONCE": True},
+)
 SCALARS = (
+    *("cleared_words", "x_target", "x_row", "out_source", "out_row"),
+    *("act", "use", "clears", "advance", "parities"),
     "rank",
     "seed",
     "steps",
@@ -103,6 +111,9 @@ if __name__ == "__main__":
         print(json.dumps(compiled(acts_kernel, shape, WARPS)), flush=True)
         for kernel in (*collectives.KERNELS.values(), collectives.two_shot_kernel):
             print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
+        for kind in STEPS:
+            shape = STEP | kind | {"RANKS": ranks, "SLOTS": ranks}
+            print(json.dumps(compiled(step.step_kernel, shape, 4)), flush=True)
     for name, constants in FUSED.items():
         print(json.dumps(compiled(getattr(fused, name), constants, 4)), flush=True)
     print(json.dumps(compiled(fused_dcp.dcp_kernel, MERGE, 4)), flush=True)

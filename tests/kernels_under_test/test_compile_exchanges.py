@@ -24,7 +24,7 @@ def test_exchange_kernels_compile_and_poll_what_no_compiler_may_keep(tmp_path: P
     ran = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert len(found) == 14
+    assert len(found) == 18
     assert not [one for one in found if one["stack"]]
     assert all(one["volatile"] for one in found)
     assert all(one["fences"] for one in found if one["kernel"] == "acts_kernel")

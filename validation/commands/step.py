@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from validation.commands.outcome import check_outputs, conclude
+from validation.commands.outcome import check_outputs, conclude, seconds
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", type=Path, metavar="FILE", help="safetensors of the 14-layer scaled-down model")
     add("--faults", action="store_true", help="plant every fault of steps, say who is blamed, and stop")
     add("--ranks", type=int, metavar="N", help="N ranks as processes, compared bit for bit, and stop")
+    add(
+        "--exchange",
+        choices=("gloo", "mailboxes"),
+        help="of --ranks (default: mailboxes for GPUs and triton)",
+    )
+    add("--seconds", type=seconds, metavar="S", help="time for --ranks through mailboxes")
     add("--replay", type=Path, metavar="CAPTURE", help="judge a captured operation again, and stop")
     add("--json", type=Path, metavar="FILE", help="write the results document here too")
     add("--junit", type=Path, metavar="FILE", help="write JUnit XML here too")

@@ -32,6 +32,7 @@ from validation.stress.script import reaches
 from validation.sync.kimi_k3 import subject
 
 KERNELS = "kernels_under_test.exchanges.runner"
+ENGINE = "validation.stress.engine"
 START = {"cpu": 60.0, "cuda": 150.0}  # seconds until all ranks are there
 FILLED = {"cpu": 30.0, "cuda": 120.0}  # until their memory is filled and, the first time, kernels compiled
 SILENCE = 90.0  # seconds without a word from any rank while a run goes on
@@ -95,8 +96,10 @@ class Crew:
         device: str,
         kernels: str = KERNELS,
         say: Callable[[str], None] = lambda line: None,
+        engine: str = ENGINE,
     ) -> None:
         self.count, self.lanes, self.device, self.kernels = ranks, lanes, device, kernels
+        self.engine = engine
         self.layout = layout(reaches(subject()), ranks, lanes)
         self.words = 0 if device == "cuda" else self.layout.words
         self.say = say
@@ -124,7 +127,9 @@ class Crew:
         env = environment(self.device) | memory.NO_MULTICAST
         for number in range(self.count):
             store = str(Path(self.folder.name) / "store")
-            setup = Setup(number, self.count, self.lanes, self.device, self.file, store, self.kernels)
+            setup = Setup(
+                number, self.count, self.lanes, self.device, self.file, store, self.kernels, self.engine
+            )
             self.members.append(Rank(setup, env, Path(self.folder.name) / f"rank-{number}"))
         try:
             self.gather("ready", START[self.device])
@@ -167,7 +172,9 @@ class Crew:
             self.tell(Order("job", job))
             self.gather("ready", FILLED[self.device])
             self.tell(Order("go"))
-            outcome.answers = self._listen(job, outcome, harm)
+            began = time.monotonic()
+            outcome.answers, outcome.deaths = self.listen(job.patience, harm)
+            outcome.seconds = time.monotonic() - began
             steps = min(answer.steps for answer in outcome.answers)
             if not outcome.deaths:
                 self.tell(Order("audit", steps=steps))
@@ -204,39 +211,42 @@ class Crew:
         if answer.state == "failed":
             raise Lost([Death(answer.rank, None, answer.message)])
 
-    def _listen(self, job: Job, outcome: Outcome, harm: Callable[[Crew, int], None] | None) -> list[Answer]:
-        """Answers of all ranks that give one; ends whatever happens."""
+    def listen(
+        self, patience: float, harm: Callable[[Crew, int], None] | None = None
+    ) -> tuple[list[Answer], list[Death]]:
+        """What ranks that were told to go have done, and which are gone; ends whatever happens.
+        ``patience``: seconds of a wait."""
         found: dict[int, Answer] = {}
-        began = heard = time.monotonic()
+        deaths: list[Death] = []
+        heard = time.monotonic()
         until, stopped, steps = float("inf"), False, 0
-        while len(found) + len(outcome.deaths) < self.count:
+        while len(found) + len(deaths) < self.count:
             now = time.monotonic()
             for rank in self.members:
                 for answer in rank.answers():
                     heard = now
                     steps = max(steps, answer.steps)
                     if answer.state == "failed":
-                        outcome.deaths.append(Death(answer.rank, None, answer.message))
+                        deaths.append(Death(answer.rank, None, answer.message))
                     elif answer.state == "done":
                         found[answer.rank] = answer
                         hung = any(record[2] == 2 for record in answer.records)
                         until = min(until, now + GRACE) if hung and not stopped else until
-            known = {*found, *(death.rank for death in outcome.deaths)}
+            known = {*found, *(death.rank for death in deaths)}
             if dead := [r for r in self.members if r.number not in known and r.ended]:
-                outcome.deaths += [rank.death() for rank in dead]
+                deaths += [rank.death() for rank in dead]
                 until = min(until, now + GRACE) if not stopped else until
             if not stopped and (now > until or now - heard > SILENCE):
                 self.stop()
-                stopped, until = True, now + LAST_WORDS + job.patience
+                stopped, until = True, now + LAST_WORDS + patience
             elif stopped and now > until:
                 late = [r for r in self.members if r.number not in known]
-                outcome.deaths += [rank.death(silent=True) for rank in late]
+                deaths += [rank.death(silent=True) for rank in late]
                 break
             if harm:
                 harm(self, steps)
             time.sleep(POLL)
-        outcome.seconds = time.monotonic() - began
-        return [found[number] for number in sorted(found)]
+        return [found[number] for number in sorted(found)], deaths
 
     def _places(self, job: Job) -> dict[int, tuple[int, int]]:
         """Where each rank last was, (step, act), as shared memory shows it; on GPUs the last step it told."""

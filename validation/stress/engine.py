@@ -18,7 +18,7 @@ import torch
 from validation.stress import memory
 from validation.stress.audit import audit
 from validation.stress.faults import VICTIM, Planted, fault_named
-from validation.stress.job import Answer, Job, Setup
+from validation.stress.job import Answer, Job, Order, Setup
 from validation.stress.layout import COLUMNS, ROWS, Layout, layout
 from validation.stress.neighbours import Neighbours
 from validation.stress.schedule import Schedule, scheduled
@@ -73,6 +73,24 @@ class Engine:
     def stopped(self) -> bool:
         """Has the parent told this rank to give up?"""
         return bool(self.control[memory.STOP])
+
+    def obey(self, order: Order, beat: Callable[[int], None]) -> Answer:
+        """Carry an order out."""
+        if order.what == "job":
+            assert order.job is not None
+            self.fill(order.job)
+            return Answer("ready", self.setup.rank)
+        if order.what == "go":
+            return self.run(beat)
+        if order.what == "audit":
+            return self.audit(order.steps)
+        if order.what == "compare":
+            from validation.stress.compare import compare
+
+            return compare(self, timed=bool(order.steps))
+        from validation.stress.fused import fused
+
+        return fused(self)
 
     def fill(self, job: Job) -> None:
         """Make the mailboxes new and the job's tables; nobody publishes before all ranks have done so."""

@@ -16,7 +16,8 @@ from validation.sync.setting import TP8
 @dataclass(frozen=True)
 class Setup:
     """What a rank's process is for. ``file``: descriptor of the shared file; ``store``: path of the meeting
-    point of a process group, on GPUs. ``kernels``: module of the kernels."""
+    point of a process group, on GPUs. ``kernels``: module of the kernels; ``engine``: the module whose
+    ``Engine`` carries the orders out."""
 
     rank: int
     ranks: int
@@ -25,7 +26,7 @@ class Setup:
     file: int
     store: str
     kernels: str
-    neighbour: str = ""
+    engine: str
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,40 @@ class Job:
     dcp: bool = False
 
 
+@dataclass(frozen=True)
+class Decode:
+    """One walk of a scaled-down model over ``steps`` decode steps, by ranks or by one process for all.
+
+    ``ranks``, ``layers``, ``block``: of the model; new requests come every ``renewed`` steps, as many as the
+    next of ``counts``, padded to the smallest of ``sizes``; the first one stays. ``chunk``: steps that are
+    logged on the device. ``patience``: seconds of a wait that counts as hanging. ``fault``: see
+    ``validation.stress.decode.boxes`` and ``engine``.
+    """
+
+    provider: str
+    ranks: int
+    steps: int
+    layers: int = 14
+    block: int = 3
+    renewed: int = 250
+    counts: tuple[int, ...] = (2, 3, 1, 4)
+    sizes: tuple[int, ...] = (1, 2, 4)
+    chunk: int = 1000
+    seed: int = 0
+    skew: Skew = QUIET
+    patience: float = 60.0
+    fault: str = ""
+    plugins: tuple[str, ...] = ()
+
+
 @dataclass
 class Answer:
     """A rank's message: ``ready`` (its mailboxes are filled), ``beat``, ``done``, ``audited``, or ``failed``.
 
     ``hashes``: of each step's state, eight hex digits a step. ``records``: of the lanes in which something
-    went wrong. ``timed``: microseconds by name, where a comparison was asked for.
+    went wrong. ``timed``: microseconds by name, where a comparison was asked for. ``left``: of a walk, 32 hex
+    digits a step for each rank that the process plays: what all ranks must have alike, and everything.
+    ``digests``: by name, for each rank that it plays.
     """
 
     state: str
@@ -71,6 +100,8 @@ class Answer:
     records: list[list[int]] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     timed: dict[str, float] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    digests: list[dict[str, str]] = field(default_factory=list)
     message: str = ""
     refused: bool = False
 
@@ -78,10 +109,12 @@ class Answer:
 @dataclass(frozen=True)
 class Order:
     """What the parent says: ``job`` (fill), ``go``, ``audit`` (after so many steps), ``compare`` (real
-    tensors; with NCCL's times if ``steps`` is 1), ``fused``, ``end``."""
+    tensors; with NCCL's times if ``steps`` is 1), ``fused``, ``end``. Of a walk: ``decode`` (prepare),
+    ``walk`` (so many steps more), ``digests`` (of one step)."""
 
     what: str
     job: Job | None = None
+    decode: Decode | None = None
     steps: int = 0
 
 

@@ -61,7 +61,7 @@ def _engine(setup: Setup) -> Any:
     import torch
 
     torch.set_num_threads(1)
-    if setup.device == "cuda":
+    if setup.device == "cuda" and setup.ranks > 1:
         import torch.distributed as dist
 
         if setup.rank >= torch.cuda.device_count():
@@ -72,9 +72,7 @@ def _engine(setup: Setup) -> Any:
             "nccl", init_method=f"file://{setup.store}", rank=setup.rank, world_size=setup.ranks,
             timeout=datetime.timedelta(seconds=MEETING), device_id=torch.device("cuda", setup.rank),
         )  # fmt: skip
-    from validation.stress.engine import Engine
-
-    return Engine(setup)
+    return importlib.import_module(setup.engine).Engine(setup)
 
 
 def _serve(engine: Any, rank: int, orders: IO[str], answer: Any) -> None:
@@ -87,23 +85,9 @@ def _serve(engine: Any, rank: int, orders: IO[str], answer: Any) -> None:
 
     for line in orders:
         order = from_plain(Order, json.loads(line))
-        if order.what == "job":
-            engine.fill(order.job)
-            answer(Answer("ready", rank))
-        elif order.what == "go":
-            answer(engine.run(beat))
-        elif order.what == "audit":
-            answer(engine.audit(order.steps))
-        elif order.what == "compare":
-            from validation.stress.compare import compare
-
-            answer(compare(engine, timed=bool(order.steps)))
-        elif order.what == "fused":
-            from validation.stress.fused import fused
-
-            answer(fused(engine))
-        else:
+        if order.what == "end":
             return
+        answer(engine.obey(order, beat))
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, l
         if act.verb == "poll" and exchange.name == "out"
         else site
     )
-    use, advance = _use(exchange, origin)
+    use, advance = use_of(exchange, origin)
     relayed = RELAYED.get(exchange.name)
     flags = CANONICAL * exchange.canonical | ALL_JUDGED * (exchange.judged == "all")
     flags |= SHARED_SLOT * (exchange.slots == "shared") | FOLDED * (SPREADS[exchange.name] != OWNER)
@@ -176,7 +176,7 @@ def _step(subject: Subject, act: Act, kernel: Kernel, site: Site, launch: int, l
     return Step(
         act.verb, exchange.name, origin.layer, kernel.name, launch,
         base=layout.base(exchange.alias or exchange.name), spread=SPREADS[exchange.name],
-        use=use % exchange.parities, clears=_cleared(exchange, site, use), advance=advance,
+        use=use % exchange.parities, clears=cleared_by(exchange, site, use), advance=advance,
         parities=exchange.parities, rows=rows, key=_key(exchange.name, origin.layer),
         relays=_key(relayed, origin.layer) if relayed else -1, flags=flags,
         slot=layout.slot, sentinel=sentinel(exchange), holds=HOLDS[exchange.holds], stage=layout.base(STAGE),
@@ -188,7 +188,7 @@ def _key(name: str, layer: int) -> int:
     return layer * len(KEYS) + KEYS[name]
 
 
-def _use(exchange: Exchange, site: Site) -> tuple[int, int]:
+def use_of(exchange: Exchange, site: Site) -> tuple[int, int]:
     """What counts the parities of an exchange in a step, and by how much a step advances it."""
     counts: dict[str, tuple[int, int]] = {
         "one": (0, 0),
@@ -204,7 +204,7 @@ def _use(exchange: Exchange, site: Site) -> tuple[int, int]:
     return counts[exchange.parity]
 
 
-def _cleared(exchange: Exchange, site: Site, use: int) -> int:
+def cleared_by(exchange: Exchange, site: Site, use: int) -> int:
     """What a re-arm clears, in the same count (``validation.sync.build``)."""
     n = exchange.parities
     if exchange.clears == "previous" and site.moe == 0 and exchange.parity != "running":

@@ -58,10 +58,13 @@ class Batch:
         return Batch(**{name: getattr(self, name).clone() for name in STAGED}, tokens=self.tokens)
 
     def to(self, device: str | torch.device) -> Batch:
-        """The same batch on a device; itself where it is there."""
+        """The same batch on a device; itself where it is there. A GPU's queue is not waited for: what is
+        copied has been staged when this returns."""
         if self.ids.device.type == torch.device(device).type:
             return self
-        return Batch(**{name: getattr(self, name).to(device) for name in STAGED}, tokens=self.tokens)
+        ahead = torch.device(device).type == "cuda"
+        staged = {name: getattr(self, name).to(device, non_blocking=ahead) for name in STAGED}
+        return Batch(**staged, tokens=self.tokens)
 
     def neutral(self) -> Batch:
         """A batch of the same shape and device in which every request is padding."""
@@ -117,21 +120,21 @@ def batch_of(
 
 def _stage_keys(config: Config, b: Batch, i: int, request: Request) -> None:
     """Page tables, lengths and cache rows of one request, on every rank."""
-    sharded = config.dcp > 1
-    positions = torch.arange(request.length, request.length + b.tokens)
-    for rank in range(config.ranks):
-        pages = torch.tensor(request.pages[rank])
-        b.block_table[rank, i, : len(pages)] = pages.to(torch.int32)
-        total = torch.tensor(request.length + b.tokens)
-        place, mine = positions, torch.ones_like(positions, dtype=torch.bool)
-        if sharded:
-            mine = (positions // INTERLEAVE) % config.ranks == rank
-            place = owned(positions, rank, config.ranks, INTERLEAVE)
-            total = owned(total, rank, config.ranks, INTERLEAVE)
-        if int(total) > len(pages) * config.page:
-            raise UserError(
-                f"a request of {int(total)} tokens does not fit {len(pages)} pages of {config.page}"
-            )
-        b.lengths[rank, i] = int(total)
-        rows = pages[(place // config.page).clamp(max=len(pages) - 1)] * config.page + place % config.page
-        b.kv_slot[rank, i * b.tokens : (i + 1) * b.tokens] = torch.where(mine, rows, -1)
+    total = request.length + b.tokens
+    for rank, pages in enumerate(request.pages):
+        length, places = total, list[int | None](range(request.length, total))
+        if config.dcp > 1:
+            length = _owned(config, rank, total)
+            mine = [p for p in range(request.length, total) if p // INTERLEAVE % config.ranks == rank]
+            places = [_owned(config, rank, p) if p in mine else None for p in range(request.length, total)]
+        if length > len(pages) * config.page:
+            raise UserError(f"a request of {length} tokens does not fit {len(pages)} pages of {config.page}")
+        b.block_table[rank, i, : len(pages)] = request.tables[rank]
+        b.lengths[rank, i] = length
+        rows = [-1 if p is None else pages[p // config.page] * config.page + p % config.page for p in places]
+        b.kv_slot[rank, i * b.tokens : (i + 1) * b.tokens] = torch.tensor(rows)
+
+
+def _owned(config: Config, rank: int, position: int) -> int:
+    """How many of the first positions a rank holds."""
+    return int(owned(torch.tensor(position), rank, config.ranks, INTERLEAVE))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, replace
 
 from validation.contracts.mla.attention_arguments import LATENT, QK_HEAD, WIDTH
@@ -173,30 +174,37 @@ def scaled(ranks: int = 2, drafts: int = 0, layers: int = 14, block: int = 3, dc
     + 64 bytes a key, its 192 of softmax scale, MX blocks of 32, four convolution taps.
 
     MLA at 3, 7, 11 and the last two layers, five (block 3) or two (block 12) AttnRes blocks, expert shards
-    that are padded above two ranks, a padded vocabulary, KV scales that are not 1.
+    that are padded above two ranks, a padded vocabulary, KV scales that are not 1. Sizes that the ranks
+    cannot share are the next larger ones.
     """
+
+    def shared(size: int, blocks: int = 1) -> int:
+        """The next multiple of the ranks, and of blocks."""
+        step = math.lcm(ranks, blocks)
+        return -(-size // step) * step
+
     mla = tuple(layer for layer in (3, 7, 11) if layer < layers - 2)
     local = 32 if ranks > 2 else 64
     return Config(
-        hidden=128,
+        hidden=shared(128, 16),
         layers=layers,
         mla_layers=(*mla, layers - 2, layers - 1),
-        heads=max(4, ranks),
+        heads=shared(4),
         kda_dim=32,
         gate_rank=16,
         q_rank=48,
         v_dim=32,
         attn_res_block=block,
         dense_hidden=64 * ranks,
-        experts=16,
+        experts=shared(16),
         top_k=4,
         routed_scale=1.5,
-        latent=64,
+        latent=shared(64, MX_BLOCK),
         moe_hidden=local * ranks,
         stored_moe=64,
         shared_hidden=48 * ranks,
         vocabulary=251,
-        padded_vocabulary=256,
+        padded_vocabulary=shared(256),
         page=16,
         q_scale=0.5,
         k_scale=2.0,

@@ -8,8 +8,10 @@ a kernel that writes elsewhere (``memory`` of the step layer does).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from validation.errors import UserError
 from validation.subjects.kimi_k3.config import Config
@@ -26,6 +28,11 @@ class Request:
     length: int = 0
     accepted: int = 1
     tokens: list[int] = field(default_factory=list)
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """Its pages by rank, as staging needs them in every step: a long request has thousands. int32"""
+        return [torch.tensor(pages, dtype=torch.int32) for pages in self.pages]
 
     def advance(self, ids: list[int], accepted: int) -> None:
         """A step with ``ids`` is done, of which the first ``accepted`` stay."""
