@@ -117,7 +117,11 @@ class Results:
             f"{d.kind} of rank {d.victim}: not named in time: {d.words}" for d in self.drills if not d.right
         ]
         found += [f"{r.backend}: a flipped bit went unnoticed" for r in self.repeats if not r.noticed]
-        if alone := [n for n in (*(r.job.name for r in self.runs), "quiet again") if n not in self.compared]:
+        both = [
+            f"{what} {deployment}" for deployment, *_ in DEPLOYMENTS for what in ("skewed", "quiet again")
+        ]
+        wanted = dict.fromkeys([*(run.job.name for run in self.runs), *both])
+        if alone := [name for name in wanted if name not in self.compared]:
             found.append(
                 f"no time was left to compare {', '.join(alone)} with a quiet run; more (--seconds) would do"
             )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from validation.commands.stress_report import cases
-from validation.stress.campaign import Plan, Results, _compare, bound_words
+from validation.stress.campaign import DEPLOYMENTS, Plan, Results, _compare, bound_words
 from validation.stress.drills import Drill
 from validation.stress.job import Answer, Job
 from validation.stress.outcome import Outcome
 from validation.stress.repeats import Repeat
 
+RUNS = ("quiet again", "skewed")
 RIGHT, OTHER = "0000000100000002", "0000000100000003"
 
 
@@ -19,23 +22,28 @@ def _outcome(name: str, hashes: str = RIGHT) -> Outcome:
     return Outcome(Job(name, "LL", steps=2), 2, answers, seconds=1.0)
 
 
-def _results(skewed: str = RIGHT, again: str = RIGHT) -> Results:
-    plan = Plan("cpu", 2, 1, "LL", 50, 60.0, ("hashes",), batches=(8, 16), seed=3)
-    runs, quiet = [_outcome("skewed", skewed)], [_outcome("quiet"), _outcome("quiet again", again)]
-    return Results(plan, runs, quiet)
+def _results(skewed: str = RIGHT, again: str = RIGHT, kept: int = 2) -> Results:
+    """Both deployments, the first with these hashes and so many quiet runs, compared."""
+    results = Results(Plan("cpu", 2, 1, "LL", 50, 60.0, ("hashes",), batches=(8, 16), seed=3))
+    for number, (name, *_) in enumerate(DEPLOYMENTS):
+        first = number == 0
+        runs = [_outcome(f"skewed {name}", skewed if first else RIGHT)]
+        quiet = [_outcome(f"quiet {name}"), _outcome(f"quiet again {name}", again if first else RIGHT)]
+        results.runs += runs
+        _compare(results, runs, quiet[: kept if first else 2])
+    return results
 
 
 def test_equal_hashes_pass_and_say_over_how_many_steps() -> None:
     results = _results()
-    _compare(results)
     assert results.verdict == "pass"
-    assert results.compared == {"quiet again": 2, "skewed": 2}
+    assert results.compared == {f"{what} {name}": 2 for name, *_ in DEPLOYMENTS for what in RUNS}
 
 
-@pytest.mark.parametrize("name", ["skewed", "quiet again"])
-def test_a_run_that_parts_fails_and_is_not_called_bit_equal(name: str) -> None:
-    results = _results(**{"skewed" if name == "skewed" else "again": OTHER})
-    _compare(results)
+@pytest.mark.parametrize("what", RUNS)
+def test_a_run_that_parts_fails_and_is_not_called_bit_equal(what: str) -> None:
+    results = _results(**{"skewed" if what == "skewed" else "again": OTHER})
+    name = f"{what} {DEPLOYMENTS[0][0]}"
     assert results.failures == [f"hashes: {name} parts from the quiet run at step 1"]
     assert results.verdict == "fail"
     assert name not in results.compared
@@ -43,12 +51,19 @@ def test_a_run_that_parts_fails_and_is_not_called_bit_equal(name: str) -> None:
 
 @pytest.mark.parametrize("kept", [0, 1])
 def test_what_was_not_compared_is_no_pass(kept: int) -> None:
-    results = _results()
-    results.quiet = results.quiet[:kept]
-    _compare(results)
+    results = _results(kept=kept)
     assert results.verdict == "undecided"
-    assert "quiet again with a quiet run; more (--seconds) would do" in results.doubts[0]
-    assert ("skewed" in results.doubts[0]) == (not kept)
+    (doubt,) = results.doubts
+    assert doubt.endswith("quiet again TP8 with a quiet run; more (--seconds) would do")
+    assert ("skewed TP8" in doubt) == (not kept)
+
+
+def test_a_deployment_that_was_not_run_is_no_pass() -> None:
+    results = _results()
+    results.runs, results.compared = results.runs[:1], {f"{what} TP8": 2 for what in RUNS}
+    results.plan = replace(results.plan, exchanges=1)
+    assert results.verdict == "undecided"
+    assert "skewed TP16 DCP, quiet again TP16 DCP with a quiet run" in results.doubts[0]
 
 
 def test_a_bound_below_one_step_says_so() -> None:
@@ -70,9 +85,8 @@ def test_a_finding_is_repeated_with_the_options_of_its_run() -> None:
 
 def test_a_drill_or_a_flipped_bit_that_goes_unnoticed_is_no_pass() -> None:
     results = _results()
-    _compare(results)
     results.drills = [Drill("kill", 1, 2.0, False, "nothing was found")]
-    results.repeats = [Repeat("torch", 16, noticed=False)]
+    results.repeats = [Repeat("torch", "cpu", 16, noticed=False)]
     assert results.verdict == "undecided"
     assert results.doubts == [
         "kill of rank 1: not named in time: nothing was found",

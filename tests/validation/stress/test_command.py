@@ -202,7 +202,7 @@ def test_both_contracts_are_in_the_report() -> None:
     words = "decode steps by torch, 16 of them: bit-equal, twice and under load; a flipped bit is noticed"
     assert words in said
     assert any("mine under load parts from its first run at step 3; a flipped bit is NOT" in x for x in said)
-    assert results.doubts[-2] == "mine: a flipped bit went unnoticed"
+    assert "mine: a flipped bit went unnoticed" in results.doubts
     torch_steps, mine = determinism(results)["decode_steps"]["backends"]
     assert torch_steps["walks"] == ["run again", "under load"]
     assert (torch_steps["parted"], torch_steps["flipped_bit_noticed"]) == ([], True)

@@ -56,7 +56,8 @@ class Boxes:
         moes = self.config.layers - self.config.dense_layers
         if data.parity == "moe" and moes % data.parities == 1:
             data = replace(data, parity="running")
-        site = Site(exchange.layer, exchange.layer - self.config.dense_layers, moes)
+        # No mailbox of tensor parallelism counts MLA layers.
+        site = Site(exchange.layer, exchange.layer - self.config.dense_layers, 0, moes)
         use, advance = use_of(data, site)
         at_once = data.when == "right after polling"
         _, rows, columns = exchange.received.shape
