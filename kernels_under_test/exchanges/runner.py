@@ -37,6 +37,13 @@ def words_may_wrap() -> None:
     interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
 
 
+def raw_words(seed: int, step: int, publication: int, source: int, index: Any, sentinel: int) -> Any:
+    """The payload words that a rank draws, before it makes them canonical: uint32, as ``index`` of numpy."""
+    from kernels_under_test.exchanges.words import drawn_words
+
+    return drawn_words(seed, step, publication, source, index, sentinel)
+
+
 def run_acts(
     *, peers: Tensor, table: Tensor, starts: Tensor, counts: Tensor, batches: Tensor, clock: Tensor,
     skew: Tensor, state: Tensor, log: Tensor, records: Tensor,

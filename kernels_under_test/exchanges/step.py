@@ -109,7 +109,7 @@ def step_kernel(
         paused(skew, rank, count, act, program, 12 + i % 8, ON_GPU)
     patience = tl.where(tl.load(record + 1) == HANG, 0, spins)
     due = (source < RANKS) & (word_of < rows * words)
-    word, missing = arrived(slot + place, due, due, patience, ON_GPU)
+    word, missing = arrived(slot + place, due, due, SENTINEL, patience, ON_GPU)
     if missing > 0:
         gap = tl.min(tl.where(due & (word == SENTINEL), every, 1 << 30), 0)
         nothing = tl.sum(word * 0, 0)

@@ -10,7 +10,6 @@ What this catches and cannot catch: see ``validation.stress.decode.run``.
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,6 @@ def main(options: argparse.Namespace, command: str, name: str) -> int:
     providers.load([name], options.plugin, options.device)
     folder = new_folder(options.report_dir or REPORTS, _hash(job))
     results, interrupted = Results(job, options.device), False
-    signal.signal(signal.SIGTERM, _interrupt)  # ranks and their memory are given back then, too
     try:
         decode(results, options.seconds or float("inf"), lambda line: streams.say(f"lockstep: {line}"))
     except KeyboardInterrupt:
@@ -51,10 +49,6 @@ def main(options: argparse.Namespace, command: str, name: str) -> int:
     document = _document(results, command, interrupted)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _job(options: argparse.Namespace, name: str) -> Decode:

@@ -2,7 +2,8 @@
 
 For each of ``DEPLOYMENTS`` quiet runs come twice, skewed ones by launches of many steps and by one launch a
 kernel (graph replay on a GPU). All of the same seed must give the same hash after every step, on every rank:
-that is the contract of determinism (``CONTRACT``), tested over as many steps as the runs have in common.
+that is the contract of determinism (``CONTRACT``), tested over as many steps as the runs have in common. The
+first hashes must also be those that the host computes: what all ranks have wrong alike is seen there.
 
 What this catches: see the stages. What it cannot catch: what needs more exchanges than there was time for;
 the bound says how many there were.
@@ -10,12 +11,13 @@ the bound says how many there were.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from validation.report.schema import Verdict
-from validation.stress import bound, drills
+from validation.stress import bound, drills, expected
 from validation.stress.crew import KERNELS, Crew, Lost
 from validation.stress.drills import Drill
 from validation.stress.faults import Planted, controls
@@ -43,6 +45,7 @@ PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
 # over all ranks. (name of their runs, plan, context parallelism)
 DEPLOYMENTS = (("TP8", TP8, False), ("TP16 DCP", TP16, True))
 QUIET_SHARE = {"cpu": 0.2, "cuda": 0.1}  # of the skewed steps, run twice without skew
+KNOWN = {"cpu": 4, "cuda": 1}  # steps whose hashes the host computes
 KEPT = 0.1  # of the time: for what comes after the runs
 
 
@@ -304,6 +307,7 @@ def _deployed(
             quiet.append(_run(crew, job(name, short, skew=QUIET), results, say))
     results.quiet += quiet
     _compare(results, runs, quiet)
+    _known(results, crew, quiet)
 
 
 def _of(plan: Plan, deployment: tuple[str, int, bool], name: str, steps: int, **more: object) -> Job:
@@ -330,6 +334,20 @@ def _compare(results: Results, runs: list[Outcome], quiet: list[Outcome]) -> Non
             results.failures.append(f"hashes: {outcome.job.name} parts from the quiet run at step {step}")
         else:
             results.compared[outcome.job.name] = min(len(one), len(other)) // 8
+
+
+def _known(results: Results, crew: Crew, quiet: list[Outcome]) -> None:
+    """Hashes of the first steps against those that the host computes."""
+    drawn = importlib.import_module(crew.kernels).raw_words
+    for outcome in quiet[:1]:
+        if outcome.answers and not results.failures:
+            steps = min(KNOWN[crew.device], outcome.steps)
+            known = expected.hashes(outcome.job, crew.layout, steps, drawn)
+            step = first_difference(known, outcome.answers[0].hashes[: 8 * steps])
+            if step is not None:
+                results.failures.append(
+                    f"hashes: all ranks of {outcome.job.name} part from what the host computes at step {step}"
+                )
 
 
 def _drills(plan: Plan, crew: Crew, results: Results, until: float, say: Callable[[str], None]) -> None:
