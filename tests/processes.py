@@ -1,4 +1,4 @@
-"""Processes that tests start and end: is one running, and does something come true in time?
+"""Processes that tests start and end: which are there, is one running, does something come true in time?
 
 Deadlines are far beyond what a loaded machine needs: they end a test that hangs, and judge nothing.
 """
@@ -28,3 +28,18 @@ def eventually(condition: Callable[[], object], seconds: float = PATIENCE) -> bo
             return False
         time.sleep(0.02)
     return True
+
+
+def children(parent: int, words: str = "") -> list[int]:
+    """Processes that a process has started, with these words in their command line."""
+    found = []
+    for task in Path(f"/proc/{parent}/task").glob("*/children"):
+        found += [int(pid) for pid in task.read_text().split()]
+    return [pid for pid in sorted(found) if words in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

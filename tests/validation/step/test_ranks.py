@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.processes import children, eventually, running
 from validation.cli import main
 from validation.step.ranks import Job, run_ranks
 
@@ -46,31 +46,18 @@ def test_other_numbers_of_ranks_are_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def _started(tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    """A long walk of two ranks, and the ranks' process ids."""
+    """A long walk of two ranks, and the ranks' process ids (without the tracker of their resources)."""
     words = [sys.executable, "-m", "validation", "step", "--ranks", "2", "--steps", "100000"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(words, env=environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 300
-    while time.monotonic() < until:
-        ranks = _children(parent.pid)
-        if len(ranks) == 2 and len(list(tmp_path.glob("*/store"))) == 1:
-            return parent, ranks
-        time.sleep(0.1)
-    raise AssertionError("no ranks")
 
+    def walking() -> bool:
+        return len(children(parent.pid, "spawn_main")) == 2 and len(list(tmp_path.glob("*/store"))) == 1
 
-def _children(pid: int) -> list[int]:
-    """Spawned processes of a process, without the tracker of its resources."""
-    words = ["ps", "--ppid", str(pid), "-o", "pid=,args="]
-    lines = subprocess.run(words, capture_output=True, text=True).stdout.splitlines()
-    return sorted(int(line.split()[0]) for line in lines if "spawn_main" in line)
-
-
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    if not eventually(walking, 300):
+        parent.kill()
+        raise AssertionError("no ranks")
+    return parent, children(parent.pid, "spawn_main")
 
 
 @pytest.mark.stress
@@ -88,9 +75,6 @@ def test_no_rank_outlives_a_walk_that_is_ended(
     if victim == "rank":
         assert "lockstep: rank 1 ended before its walk: process 1 terminated with signal SIGKILL" in said
         assert "mistake in Lockstep" not in said
-    until = time.monotonic() + 120
-    while not all(_gone(pid) for pid in ranks) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert all(_gone(pid) for pid in ranks)
+    assert eventually(lambda: not any(running(pid) for pid in ranks))
     if number != signal.SIGKILL or victim == "rank":
         assert not list(tmp_path.glob("*/store"))

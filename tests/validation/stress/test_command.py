@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.processes import PATIENCE, eventually, running
+from tests.processes import PATIENCE, children, eventually, running
 from validation.cli import main
 from validation.errors import UserError
 from validation.stress import memory
@@ -139,11 +139,11 @@ def test_a_signal_ends_all_ranks(number: signal.Signals, tmp_path: Path) -> None
     run = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert run.stderr is not None
     assert run.stderr.readline().startswith("lockstep: real tensors")
-    children = _children(run.pid)
-    assert len(children) >= 2
+    ranks = children(run.pid)
+    assert len(ranks) >= 2
     run.send_signal(number)
     assert run.wait(PATIENCE) == 130
-    assert eventually(lambda: not any(running(pid) for pid in children))
+    assert eventually(lambda: not any(running(pid) for pid in ranks))
 
 
 def test_a_parent_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
@@ -154,18 +154,10 @@ def test_a_parent_that_is_killed_leaves_no_rank(tmp_path: Path) -> None:
     while "pilot" not in (line := run.stderr.readline()):
         assert line, "ended before its pilot"
     time.sleep(2)  # into a run that takes them longer than this test waits
-    children = _children(run.pid)
+    ranks = children(run.pid)
     run.kill()
     run.wait()
-    assert eventually(lambda: not any(running(pid) for pid in children))
-
-
-def _children(parent: int) -> list[int]:
-    """Processes that a process has started."""
-    found = []
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
-    return found
+    assert eventually(lambda: not any(running(pid) for pid in ranks))
 
 
 def test_the_list_names_every_mode_and_fault(capsys: pytest.CaptureFixture[str]) -> None:
