@@ -39,7 +39,7 @@ def test_the_plugin_of_the_readme_passes(tmp_path: Path) -> None:
     [
         ("+ a.dt_bias", "+ 0 * a.dt_bias", "state"),
         ("(o.square().mean(-1, True) + a.eps)", "(o.square().mean(-1, True) + 1e-6)", "out"),
-        ("if slot <= 0:", "if slot < 0:", "slot 0 only"),
+        ("if slot <= 0:", "if slot < 0:", "slot 0"),
     ],
 )
 def test_a_mistake_in_it_is_found(tmp_path: Path, right: str, wrong: str, words: str) -> None:

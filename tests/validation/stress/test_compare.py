@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from validation.stress import compare, fused
-from validation.stress.layout import SENTINEL, layout
+from validation.stress.layout import layout
 from validation.stress.memory import fill, signed
 from validation.stress.script import reaches
 from validation.sync.kimi_k3 import subject
@@ -43,12 +43,13 @@ def _right_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_checked", lambda *words: 0)
     monkeypatch.setattr(fused, "_oproj", _right)
     monkeypatch.setattr(fused, "_tail", _right)
+    monkeypatch.setattr(fused, "_dcp", _right)
 
 
 def test_every_rank_sends_words_that_equal_the_sentinel() -> None:
     for rows in compare.ROWS["cpu"]:
         words = compare.tensors(_engine(), rows, 256, rows).view(torch.int32)
-        assert bool((words == signed(SENTINEL)).flatten(1).any(1).all())
+        assert bool((words == signed(PLACED.region("oproj").sentinel)).flatten(1).any(1).all())
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
