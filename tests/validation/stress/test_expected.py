@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kernels_under_test import interpreter
 from kernels_under_test.exchanges.runner import raw_words
-from kernels_under_test.exchanges.words import publishable_words
 from validation.stress import expected
 from validation.stress.campaign import DEPLOYMENTS, KNOWN, Plan, Results, _known
 from validation.stress.crew import Crew
 from validation.stress.job import Job
 from validation.stress.outcome import Outcome
 from validation.stress.script import CHUNK, HOLDS, Step
+
+interpreter.prepare()
+
+from kernels_under_test.exchanges.words import publishable_words  # noqa: E402
 
 STEPS = 4
 
