@@ -160,3 +160,13 @@ def _shown(document: Document, folder: Path, show: Callable[[Document, Console, 
         streams.silence(sys.stdout)
         return f"cannot write the report to stdout: {reason(error)}"
     return ""
+
+
+def need_gpus(ranks: int) -> None:
+    """Raise UserError where there are fewer GPUs than ranks."""
+    import torch
+
+    if torch.cuda.device_count() < ranks:
+        raise UserError(
+            f"--ranks {ranks}: there are {torch.cuda.device_count()} GPUs here, and a rank needs its own"
+        )

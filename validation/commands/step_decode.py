@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from validation import streams
+from validation.commands.outcome import conclude, need_gpus
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ def main(options: argparse.Namespace, command: str, name: str) -> int:
         decode(results, options.seconds or float("inf"), lambda line: streams.say(f"lockstep: {line}"))
     except KeyboardInterrupt:
         interrupted = True
-    from validation.commands.outcome import conclude
-
     document = _document(results, command, interrupted)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
@@ -65,7 +64,7 @@ def _job(options: argparse.Namespace, name: str) -> Decode:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise UserError("ranks that exchange through mailboxes start by themselves; leave out torchrun")
     if device == "cuda":
-        _need_gpus(options.ranks)
+        need_gpus(options.ranks)
     more: dict[str, Any] = {"patience": PATIENCE[device]}
     if device == "cpu":
         more |= INTERPRETED if name in SLOW else ON_CPU
@@ -73,15 +72,6 @@ def _job(options: argparse.Namespace, name: str) -> Decode:
     steps = options.steps or more.pop("steps", STEPS[device])
     more |= {"layers": layers, "block": 3 if layers > 8 else 2, "steps": steps}
     return Decode(name, options.ranks, seed=options.seed, plugins=tuple(options.plugin), **more)
-
-
-def _need_gpus(ranks: int) -> None:
-    import torch
-
-    if torch.cuda.device_count() < ranks:
-        raise UserError(
-            f"--ranks {ranks}: there are {torch.cuda.device_count()} GPUs here, and a rank needs its own"
-        )
 
 
 def _line(results: Results) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from validation import streams
-from validation.commands.outcome import check_outputs, conclude, seconds
+from validation.commands.outcome import check_outputs, conclude, need_gpus, seconds
 from validation.errors import UserError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
         providers.load(list(backends), [], device)
     if device == "cuda":
-        _need_gpus(options.ranks)
+        need_gpus(options.ranks)
     usual = SHORT if device == "cpu" else SUBJECT
     layers, batches = usual if options.layers is None else options.layers, tuple(options.batches or BATCHES)
     check(Setting(options.ranks, layers, batches, barrier=False))
@@ -155,15 +155,6 @@ def _exchanges(options: argparse.Namespace) -> int:
         said = f"--risk {options.risk:g}" if reply else f"--exchanges {options.exchanges}"
         raise UserError(f"{said}: from 1 to {MOST:,} exchanges can be asked for")
     return usual if needed is None else needed
-
-
-def _need_gpus(ranks: int) -> None:
-    import torch
-
-    if torch.cuda.device_count() < ranks:
-        raise UserError(
-            f"--ranks {ranks}: there are {torch.cuda.device_count()} GPUs here, and a rank needs its own"
-        )
 
 
 def _plant(plan: Plan, options: argparse.Namespace) -> int:

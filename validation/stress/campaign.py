@@ -22,7 +22,7 @@ from validation.stress.crew import KERNELS, Crew, Lost
 from validation.stress.drills import Drill
 from validation.stress.faults import Planted, controls
 from validation.stress.job import Answer, Job, Order
-from validation.stress.outcome import Outcome, first_difference
+from validation.stress.outcome import Outcome, first_difference, verdict
 from validation.stress.repeats import Repeat, repeated
 from validation.stress.schedule import scheduled
 from validation.stress.script import exchanges, exchanges_a_token
@@ -137,11 +137,7 @@ class Results:
 
     @property
     def verdict(self) -> Verdict:
-        if self.failures:
-            return "fail"
-        if self.errors:
-            return "error"
-        return "undecided" if self.doubts else "pass"
+        return verdict(self.failures, self.errors, self.doubts)
 
 
 def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -> None:

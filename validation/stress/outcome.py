@@ -11,8 +11,10 @@ one that hangs before a wait's patience is over.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from validation.report.schema import Verdict
 from validation.stress.faults import fault_named
 from validation.stress.job import Answer, Job
 from validation.stress.layout import COLUMNS, Layout
@@ -178,3 +180,12 @@ def first_difference(one: str, other: str) -> int | None:
     if one[: steps * 8] == other[: steps * 8]:
         return None
     return next(i for i in range(steps) if one[i * 8 : i * 8 + 8] != other[i * 8 : i * 8 + 8])
+
+
+def verdict(failures: Sequence[str], errors: Sequence[str], doubts: Sequence[str]) -> Verdict:
+    """Of a whole run: what failed outweighs what broke, and that outweighs what it cannot vouch for."""
+    if failures:
+        return "fail"
+    if errors:
+        return "error"
+    return "undecided" if doubts else "pass"

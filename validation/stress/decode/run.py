@@ -22,7 +22,7 @@ from validation.stress.crew import Crew, Lost
 from validation.stress.decode.boxes import NEVER_REARMED, STALE_PARITY, lanes_for, place
 from validation.stress.decode.engine import STATE_FLIPPED
 from validation.stress.job import Answer, Decode, Order
-from validation.stress.outcome import Death
+from validation.stress.outcome import Death, verdict
 from validation.stress.skew import QUIET, of
 from validation.subjects.kimi_k3.config import scaled
 
@@ -63,11 +63,7 @@ class Results:
 
     @property
     def verdict(self) -> Verdict:
-        if self.failures:
-            return "fail"
-        if self.errors:
-            return "error"
-        return "undecided" if self.doubts else "pass"
+        return verdict(self.failures, self.errors, self.doubts)
 
 
 @dataclass
