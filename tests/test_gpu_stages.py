@@ -210,3 +210,23 @@ def test_the_list_gives_commands_that_lockstep_has(machine: Machine) -> None:
     assert len(commands) == 12
     for words in commands:
         assert parser().parse_args(words).name == words[0]
+
+
+def test_every_stage_is_a_command_that_lacks_nothing_but_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from validation import cli
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    listed = subprocess.run([SCRIPT, "--list"], capture_output=True, text=True, check=True).stdout
+    monkeypatch.chdir(tmp_path)
+    for line in listed.splitlines()[1:]:
+        words = line.split()[3:]
+        if "calibrate" not in words:
+            words += ["--report-dir", "reports"] if "--time" not in words else []
+        assert cli.main([*words, "--json", "record.json"]) == 3, line
+        said = capsys.readouterr().err
+        assert "GPU" in said or "CUDA" in said, f"{line}: {said}"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PATIENCE = 40_000_000  # looks of a compiled wait: longer than it takes a peer to compile
+THREADS = tl.constexpr(128)  # of a compiled program
 BLOCKS = {True: 512, False: 4096}  # words of a program, by whether it is compiled
 
 
@@ -46,6 +47,12 @@ def waited(at, live, late, spins, ON_GPU: tl.constexpr, EMPTY: tl.constexpr = SE
             tries = host_waits(tries, spins)
     if missing > 0:
         tl.atomic_add(late, 1)
+    if ON_GPU and at.shape[0] < THREADS:
+        # Several threads hold a copy of each word, and each copy is a load of its own: one warp may see a
+        # word arrive, and re-arm it, before another has looked. So nobody leaves before all have seen all.
+        tl.debug_barrier()
+        word = tl.load(at, mask=live, other=0, volatile=True)
+        tl.debug_barrier()
     return word
 
 
@@ -162,7 +169,7 @@ def exchange(
     block = BLOCKS[on_gpu]
     words = min(x.numel(), out.numel())
     options: dict[str, Any] = {"RANKS": ranks, "BLOCK": block, "ON_GPU": on_gpu}
-    options |= {"num_warps": 4} if on_gpu else {}
+    options |= {"num_warps": THREADS.value // 32} if on_gpu else {}
     grid = (triton.cdiv(words, block),)
     if name == "two_shot":
         two_shot_kernel[grid](

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
-from kernels_under_test.exchanges.collectives import added, received, waited
+from kernels_under_test.exchanges.collectives import PATIENCE, THREADS, added, received, waited
 from kernels_under_test.exchanges.words import (
     SENTINEL,
     canonical,
@@ -40,7 +40,6 @@ from kernels_under_test.exchanges.words import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-PATIENCE = 4_000_000  # looks of a compiled wait
 TILES = {True: 8, False: 256}  # words of a program's columns, by whether it is compiled
 
 
@@ -161,7 +160,7 @@ class Boxes:
     def options(self, tensor: Tensor) -> dict[str, Any]:
         """Constants and launch options."""
         on_gpu = tensor.device.type == "cuda"
-        return {"ON_GPU": on_gpu, **({"num_warps": 4} if on_gpu else {})}
+        return {"ON_GPU": on_gpu, **({"num_warps": THREADS.value // 32} if on_gpu else {})}
 
 
 def oproj(boxes: Boxes, y: Tensor, weight: Tensor, out: Tensor, start: int) -> None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from kernels_under_test.exchanges.collectives import received, waited
-from kernels_under_test.exchanges.fused import PATIENCE, Boxes
+from kernels_under_test.exchanges.collectives import PATIENCE, received, waited
+from kernels_under_test.exchanges.fused import Boxes
 from kernels_under_test.exchanges.words import (
     ALL_ONES,
     NO_KEYS_BITS,
@@ -72,16 +72,11 @@ def dcp_kernel(
     low, high, scale = tl.zeros([WORDS], tl.float32), tl.zeros([WORDS], tl.float32), normaliser(weight)
     for source in tl.static_range(RANKS):
         slot = own + source * slot_words
-        total = waited(slot + sum_box + place + one, there, late, spins, ON_GPU, ALL_ONES)
+        total = received(slot + sum_box + place + one, there, late, spins, ON_GPU, ALL_ONES)
         share = exponential(total.to(tl.float32, bitcast=True), largest) * scale
         word = received(slot + row_box + place * words + at, live, late, spins, ON_GPU)
         low += share * low_half(word)
         high += share * high_half(word)
-    # All threads look at each log sum, so it is re-armed once all of them have.
-    tl.debug_barrier()
-    for source in tl.static_range(RANKS):
-        empty = tl.full([1], ALL_ONES, tl.uint32)
-        tl.store(own + sum_box + source * slot_words + place + one, empty)
     merged = tl.where(tl.load(totals + row // tokens) > 0, paired(low, high), 0)
     tl.store(out + place * words + at, merged.to(tl.int32, bitcast=True), mask=live)
 

@@ -81,6 +81,7 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> dict[str, An
         "stack": usage["STACK"],
         "volatile": sorted(set(re.findall(r"ld\.volatile\.global\S*\.b32", code))),
         "unordered": unordered(binary.asm["ttgir"]),
+        "copied": copied(binary.asm["ttgir"], 32 * warps),
         "fences": code.count("fence.acq_rel.sys"),
     }
 
@@ -101,6 +102,25 @@ def unordered(code: str) -> list[str]:
             stored = line.strip()
         elif "tt.load" in line and "isVolatile = true" in line and stored:
             found.append(f"{stored} | {line.strip()}"[:300])
+    return found
+
+
+def copied(code: str, threads: int) -> list[str]:
+    """Volatile loads of fewer words than there are threads, with no barrier before the next store.
+
+    Threads then hold copies of a word, each by a load of its own, and what one has seen is stored over
+    before another has looked.
+    """
+    found, looked = [], ""
+    for line in code.splitlines():
+        words = re.search(r"tensor<(\d+)x!tt\.ptr", line)
+        if re.search(r"\.\w*barrier", line):
+            looked = ""
+        elif "tt.load" in line and "isVolatile = true" in line and words and int(words[1]) < threads:
+            looked = line.strip()
+        elif "tt.store" in line and looked:
+            found.append(f"{looked} | {line.strip()}"[:300])
+            looked = ""
     return found
 
 

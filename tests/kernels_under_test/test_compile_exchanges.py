@@ -26,6 +26,7 @@ def test_exchange_kernels_compile_and_poll_what_no_compiler_may_keep(tmp_path: P
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(found) == 18
     assert not [one for one in found if one["stack"]]
+    assert not [one for one in found if one["copied"]]
     assert all(one["volatile"] for one in found)
     assert all(one["fences"] for one in found if one["kernel"] == "acts_kernel")
     assert not [one for one in found if one["unordered"] and one["kernel"] == "acts_kernel"]

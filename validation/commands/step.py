@@ -73,7 +73,7 @@ def main(options: argparse.Namespace, command: str) -> int:
     alone = [n for n in ("faults", "ranks", "replay") if getattr(options, n) not in (None, False)]
     if len(alone) > 1:
         raise UserError(f"--{' and --'.join(alone)}: each stops after its own work; give one of them")
-    if alone and (options.junit or (options.json and alone != ["faults"])):
+    if (options.replay and (options.json or options.junit)) or (options.faults and options.junit):
         raise UserError(f"--{alone[0]} writes no such document: leave out --json and --junit")
     check_outputs(options)
     from validation.run import choose_device

@@ -31,6 +31,8 @@ def main(options: argparse.Namespace, command: str) -> int:
         return step_decode.main(options, command, names[0])
     if options.device == "cuda":
         raise UserError("--exchange gloo: those ranks walk on a CPU; leave out --device cuda")
+    if options.json or options.junit:
+        raise UserError("--ranks through gloo writes no such document: leave out --json and --junit")
     if options.ranks not in RANKS:
         raise UserError(f"--ranks {options.ranks}: one of {', '.join(map(str, RANKS))}")
     from validation import providers, streams

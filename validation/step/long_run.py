@@ -32,6 +32,7 @@ from validation.step.watch import Watch
 from validation.subjects.kimi_k3.config import Config
 from validation.subjects.kimi_k3.weights import Weights
 
+SAID = 3  # divergences of a window
 CHECKPOINTS = 10  # windows beside the reference from one checkpoint to the next
 
 
@@ -120,10 +121,13 @@ def long_run(
     device: str = "cpu",
     hooks: Hooks | None = None,
     advance: Callable[[int], None] = lambda steps: None,
+    say: Callable[[str], None] = lambda words: None,
     kept: Path | None = None,
 ) -> LongRun:
-    """Walk the steps of ``pace``. ``kept``: a file in which progress is kept, and from which it goes on."""
+    """Walk the steps of ``pace``. ``say`` is told at once what is wrong, ahead of the search for its place.
+    ``kept``: a file in which progress is kept, and from which it goes on."""
     run = _Run(config, weights, paths, pace, seed, device, hooks or Hooks())
+    run.say = say
     first = run.resume(kept) if kept else 0
     for number in range(first, pace.windows):
         run.window(number)
@@ -155,6 +159,7 @@ class _Run:
                 checks=False, device=device, lasting=lasting,
             )  # fmt: skip
 
+        self.say: Callable[[str], None] = lambda words: None
         self.one, self.other = walk(paths.candidate, hooks), walk(paths.reference, Hooks())
         self.result = LongRun(limits=dict(paths.limits))
 
@@ -229,6 +234,9 @@ class _Run:
         one = self.one
         one.share, one.twice, watch = None, False, one.watch
         one.watch = None
+        for divergence in found[:SAID]:
+            self.say(f"{divergence.words()}: {divergence.message}")
+        self.say(f"{len(found)} found; looking for the place in steps {began.number} to {one.number - 1}")
         place = located(one, began, self.paths.share)
         one.watch = watch
         self.result.place = place

@@ -57,7 +57,7 @@ def long_walk(session: Session, item: Item, candidate: Executor, result: CaseRes
     found = _variants(tally, config, weights, candidate, session, say.now)
     run = long_run(
         config, weights, paths, pace, seed=session.seed, device=session.device,
-        advance=say.of(pace.steps), kept=kept_file(session, item, candidate),
+        advance=say.of(pace.steps), say=say.at_once, kept=kept_file(session, item, candidate),
     )  # fmt: skip
     _report(session, result, run, tally, [*found, *run.found])
     result.note += f"; limits of {len(known)} distances taken in {seconds:.0f} s"
@@ -198,6 +198,11 @@ class Said:
         if time.monotonic() - self.last > SAID_EVERY:
             self.last = time.monotonic()
             streams.say(f"lockstep: {self.what}: {words}")
+
+    def at_once(self, words: str) -> None:
+        """A line, whenever the last one was."""
+        self.last = time.monotonic()
+        streams.say(f"lockstep: {self.what}: {words}")
 
     def of(self, steps: int) -> Callable[[int], None]:
         """A function of the steps done that says how many are left and for how long."""

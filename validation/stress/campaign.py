@@ -36,15 +36,16 @@ CONTRACT = (
 # Every kernel sequence of the subject, and both sides of each threshold (kimi_k3_ops.md, section 3.0).
 BATCHES = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 PILOT = {"cpu": 2, "cuda": 40}  # steps
-CHUNK = {"cpu": 4, "cuda": 64}
+CHUNK = {"cpu": 4, "cuda": 128}
 PATIENCE = {"cpu": 20.0, "cuda": 8.0}  # seconds of a wait in runs that should not fail
 IMPATIENCE = {"cpu": 3.0, "cuda": 1.0}  # and in those that should
-SKEWED, REPLAYED = 0.7, 0.1  # of the time for runs, at most: persistent, and by one launch a kernel
+# Of the time for runs, at most: persistent, and by one launch a kernel.
+SKEWED, REPLAYED = {"cpu": 0.7, "cuda": 0.8}, {"cpu": 0.1, "cuda": 0.05}
 PLANTED_STEPS = 4096  # on GPUs, until a planted fault counts as not found
 # Deployments whose steps have every exchange between them: TP8's dispatch, and TP16's with caches sharded
 # over all ranks. (name of their runs, plan, context parallelism)
 DEPLOYMENTS = (("TP8", TP8, False), ("TP16 DCP", TP16, True))
-QUIET_SHARE = {"cpu": 0.2, "cuda": 0.1}  # of the skewed steps, run twice without skew
+QUIET_SHARE = {"cpu": 0.2, "cuda": 0.05}  # of the skewed steps, run twice without skew
 KNOWN = {"cpu": 4, "cuda": 1}  # steps whose hashes the host computes
 KEPT = 0.1  # of the time: for what comes after the runs
 
@@ -282,13 +283,13 @@ def _deployed(
         return
     budget = (until - time.monotonic()) * (1 - KEPT)
     steps = -(-wanted // results.a_step[deployment[0]])
-    steps = max(1, min(steps, int(budget * SKEWED * pilot.steps / pilot.seconds)))
+    steps = max(1, min(steps, int(budget * SKEWED[plan.device] * pilot.steps / pilot.seconds)))
     jobs = [job("skewed", steps)]
     if "replay" in plan.modes:
         first = _run(crew, job("pilot replayed", pilot.steps, launched=True), results, say)
         if results.failures or results.errors or not first.exchanges:
             return
-        replayed = max(1, min(steps // 8, int(budget * REPLAYED * first.steps / first.seconds)))
+        replayed = max(1, min(steps // 8, int(budget * REPLAYED[plan.device] * first.steps / first.seconds)))
         jobs.append(job("replayed", replayed, launched=True))
     runs: list[Outcome] = []
     for one in jobs:

@@ -51,7 +51,7 @@ QUIET = Skew()
 # Lengths around the time of one exchange (about 5 us on NVLink, 10 ms between interpreted kernels), and a few
 # a hundred times as long.
 MEASURES = {
-    "cuda": Skew(16, 8_000, 4096, 400_000, 512, 100_000, 16, True, 0.01, 0.3, True, True, True),
+    "cuda": Skew(32, 8_000, 8192, 400_000, 2048, 100_000, 32, True, 0.01, 0.3, True, True, True),
     "cpu": Skew(8, 3_000_000, 128, 20_000_000, 128, 10_000_000, 3, True, 0.01, 0.2, True, True, True),
 }
 DELAYS = ("short_every", "short", "long_every", "long", "rank_every", "rank")

@@ -63,7 +63,8 @@ def test_limits_from_moved_pairs_hold_the_honest_ones(monkeypatch: pytest.Monkey
     ones."""
     monkeypatch.setattr(limits, "PAIRS", 8)
     monkeypatch.setattr(jitter, "PAIRS", 8)
-    monkeypatch.setattr(jitter, "SEEN", 1)
+    monkeypatch.setattr(jitter, "SEEN", {"cpu": 1})
+    monkeypatch.setattr(jitter, "DRAFTS", (0,))
     config = small()
     pairs = limits.Pairs(config, random_weights(config), ("stock", "stock"), 25, drawn=0)
     honest = limits.squares(pairs)

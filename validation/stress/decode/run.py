@@ -159,16 +159,14 @@ def decode(
 
 
 def _walked(results: Results, parties: list[Party], steps: int) -> bool:
-    """Walk a chunk with parties side by side; whether nothing hung or died. On GPUs one after the other."""
-    together = results.device == "cpu"
-    for party in parties if together else []:
+    """Walk a chunk with parties side by side; whether nothing hung or died. On GPUs the one process shares a
+    rank's device: one more thing that makes this rank late."""
+    for party in parties:
         party.go(steps)
     for party in parties:
         if results.failures or results.errors:
             party.give_up()
             continue
-        if not together:
-            party.go(steps)
         hung, deaths = party.come()
         results.failures += hung[:1]
         results.errors += [_last_seen(party, death) for death in deaths]
