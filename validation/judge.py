@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -306,7 +307,8 @@ class _Reporter:
 
     def device(self, seen: list[str], implementation: Implementation, case: Case) -> None:
         """Kernels that the device ran; those of the table must be among them."""
-        self.result.device_kernels = seen
+        times = Counter(seen)  # of torch's own kernels there are hundreds
+        self.result.device_kernels = [n if c == 1 else f"{c} times {n}" for n, c in times.items()]
         expected = implementation.kernels(case) if implementation.kernels else ()
         if absent := [name for name in expected if name not in seen]:
             message = f"the device did not run {', '.join(absent)}; it ran {', '.join(seen) or 'nothing'}"

@@ -67,9 +67,9 @@ def test_a_table_kernel_that_the_device_did_not_run_is_a_finding(
 ) -> None:
     found = implementation("projection", "triton")
     result = CaseResult("projection", "triton", CASE.line(), "pass")
-    _Reporter(result, CASE, found, "cuda").device(seen, found, CASE)
+    _Reporter(result, CASE, found, "cuda").device([*seen, *seen[:1]], found, CASE)
     assert [finding.statistic for finding in result.findings] == statistics
-    assert result.device_kernels == seen
+    assert result.device_kernels == [f"2 times {seen[0]}", *seen[1:]]
 
 
 def test_nothing_is_recorded_after_the_block() -> None:
