@@ -99,42 +99,27 @@ def _mine(pairs, zeros, one, two, inside):
 
 
 @triton.jit
-def _code(word, number: tl.constexpr):
-    """FP32 of one of eight E2M1 codes, times 2**-14."""
-    code = word >> (4 * number)
+def _codes(words):
+    """FP32 of the eight E2M1 codes of each word, times 2**-14. [items, 4, 8]"""
+    code = words[:, :, None] >> (4 * tl.arange(0, 8)[None, None, :])
     pattern = ((code & 7) << 22) | ((code & 8) << 28)
     return pattern.to(tl.float32, bitcast=True) * 2.0**112
 
 
 @triton.jit
-def _half(word, number: tl.constexpr):
-    """FP32 of one FP16 of a pair."""
-    return (word >> (16 * number)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+def _halves(pairs, row, inside):
+    """FP32 of the activations that those codes are multiplied with: of every eight, pair i holds numbers i
+    and i + 4. [items, 4, 8]"""
+    word, number = tl.arange(0, 4)[None, :, None], tl.arange(0, 8)[None, None, :]
+    at = pairs + row[:, None, None] + 4 * word + number % 4
+    both = tl.load(at, mask=inside[:, None, None] & (number >= 0), other=0)
+    return (both >> (16 * (number // 4))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _both(pairs, one, two, inside):
-    """Pairs 0 to 3 of the words [items, 4] of row one, then of row two."""
-    word, live = tl.arange(0, 4)[None, :], inside[:, None]
-    a, b = pairs + one[:, None] + 4 * word, pairs + two[:, None] + 4 * word
-    of_one = (
-        tl.load(a, mask=live, other=0), tl.load(a + 1, mask=live, other=0),
-        tl.load(a + 2, mask=live, other=0), tl.load(a + 3, mask=live, other=0),
-    )  # fmt: skip
-    of_two = (
-        tl.load(b, mask=live, other=0), tl.load(b + 1, mask=live, other=0),
-        tl.load(b + 2, mask=live, other=0), tl.load(b + 3, mask=live, other=0),
-    )  # fmt: skip
-    return of_one, of_two
-
-
-@triton.jit
-def _sum(words, pairs):
+def _sum(weights, activations):
     """Sums [items] of the blocks of one weight row and one activation row, by plain arithmetic."""
-    total = tl.zeros(words.shape, dtype=tl.float32)
-    for i in tl.static_range(4):
-        total += _code(words, i) * _half(pairs[i], 0) + _code(words, i + 4) * _half(pairs[i], 1)
-    return tl.sum(total, axis=1)[:, None]
+    return tl.sum(tl.sum(weights * activations, axis=2), axis=1)[:, None]
 
 
 @triton.jit
@@ -145,7 +130,7 @@ def activations(pairs, zeros, one, two, inside):
     if ASSEMBLED:
         held = _mine(pairs, zeros, one, two, inside)
     else:
-        held = _both(pairs, one, two, inside)
+        held = _halves(pairs, one, inside), _halves(pairs, two, inside)
     return held
 
 
@@ -160,11 +145,11 @@ def block_sums(top, bottom, held):
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        place = tl.arange(0, 4)[None, :]
-        total = tl.where(place == 0, _sum(top, held[0]), 0.0)
-        total = tl.where(place == 1, _sum(top, held[1]), total)
-        total = tl.where(place == 2, _sum(bottom, held[0]), total)
-        total = tl.where(place == 3, _sum(bottom, held[1]), total)
+        place, upper, lower = tl.arange(0, 4)[None, :], _codes(top), _codes(bottom)
+        total = tl.where(place == 0, _sum(upper, held[0]), 0.0)
+        total = tl.where(place == 1, _sum(upper, held[1]), total)
+        total = tl.where(place == 2, _sum(lower, held[0]), total)
+        total = tl.where(place == 3, _sum(lower, held[1]), total)
     return total
 
 
