@@ -98,8 +98,8 @@ class Finding:
 class CaseResult:
     """One case of one provider. ``controls``: faults planted in its outputs, and those noticed.
     ``mean_squares``: mean squared score by output, 1 where the noise is as predicted. ``kernels``: the Triton
-    kernels that were launched, in order; ``device_kernels``: everything that a GPU ran, each name once, where it
-    was watched (the first case of an operation)."""
+    kernels that were launched, in order; ``device_kernels``: everything that a GPU ran, each name once, where
+    it was watched (the first case of an operation)."""
 
     op: str
     provider: str
