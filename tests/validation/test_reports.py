@@ -147,6 +147,15 @@ def test_the_report_names_the_worst_and_counts_the_rest() -> None:
     assert shown.splitlines()[-1] == "FAIL: 2 cases, 1 failed, in 3 min"
 
 
+def test_of_a_walk_the_report_names_what_went_wrong_first() -> None:
+    found = [finding(2.0, 1.0, "at first"), finding(9.0, 1.0, "later")]
+    for one in found:
+        one.layer = "step"
+    shown = as_text(Document("lockstep step", "fail", {}, [result("fail", *found)], {}))
+    assert "at first" in shown
+    assert "later" not in shown
+
+
 def printed(document: Document, width: int) -> str:
     """The report in a terminal of that width."""
     stream = io.StringIO()

@@ -97,7 +97,8 @@ def _show_worst(console: Console, pair: str, results: list[CaseResult]) -> None:
     _line(console, "")
     _line(console, f"{pair}: {verdict}", STYLE[verdict])
     if new:
-        worst = max(new, key=lambda f: f.telling)
+        # A walk has them in its own order, and the first is the cause of the others.
+        worst = new[0] if new[0].layer == "step" else max(new, key=lambda f: f.telling)
         _line(console, f"  {finding_words(worst)}")
         _line(console, f"  {worst.replay}", "bold")
         if len(new) > 1:

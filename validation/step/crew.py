@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import queue
+import shlex
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -151,7 +152,28 @@ def session_of(setup: Setup) -> Any:
     from validation.subjects.kimi_k3.config import scaled
 
     weights = (scaled(), load_weights(Path(setup.weights), scaled())) if setup.weights else None
-    return Session(setup.seed, Path(setup.folder), weights, device=setup.device, judged=setup.judged)
+    return Session(
+        setup.seed, Path(setup.folder), weights, device=setup.device, judged=setup.judged,
+        options=options_of(setup),
+    )  # fmt: skip
+
+
+def options_of(setup: Setup) -> str:
+    """What of the command a walk needs to be repeated alone, beside its name, provider and seed."""
+    given = {
+        "plugin": setup.plugins, "tier": setup.tier if setup.tier != "quick" else None, "steps": setup.steps,
+        "layers": setup.layers, "judged": setup.judged, "weights": setup.weights or None,
+        "device": setup.device if setup.device != "cpu" else None,
+        "widths": setup.widths if setup.widths != "scaled" else None,
+    }  # fmt: skip
+    words = [
+        word
+        for name, value in given.items()
+        for one in (value if isinstance(value, list) else [value])
+        if one is not None
+        for word in (f"--{name}", str(one))
+    ]
+    return shlex.join(words)
 
 
 def main() -> None:

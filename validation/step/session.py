@@ -33,7 +33,8 @@ DRAWN_ON_CPU = 1024  # widest model whose random weights are drawn there
 @dataclass
 class Session:
     """What all items of a run share. ``weights``: read from a file, for its configuration alone. ``judged``:
-    steps of a long walk that are judged in full, if not as many as its pace says."""
+    steps of a long walk that are judged in full, if not as many as its pace says. ``options``: what of the
+    command the line that repeats a walk needs."""
 
     seed: int = 0
     folder: Path | None = None
@@ -41,6 +42,7 @@ class Session:
     advance: Callable[[str], None] = lambda words: None
     device: str = "cpu"
     judged: int | None = None
+    options: str = ""
 
     def weights_of(self, config: Config) -> Weights:
         """On the device. Small models are drawn on the CPU, so that all devices have the same."""
@@ -167,8 +169,7 @@ class Session:
 
     def report(self, result: CaseResult, found: list[Divergence]) -> None:
         replay = f"lockstep step --provider {result.provider} --only {result.op} --seed {self.seed}"
-        replay += f" --device {self.device}" if self.device != "cpu" else ""
-        replay += " --widths real" if "widths=real" in result.case else ""
+        replay = f"{replay} {self.options}".rstrip()
         result.findings = [_finding(result, divergence, replay) for divergence in found]
 
 

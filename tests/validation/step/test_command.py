@@ -58,11 +58,20 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
 ) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY)
     plugin = ("--plugin", str(tmp_path / "faulty.py"))
-    assert _step(tmp_path, *plugin, "--only", "tenants", "--junit", str(tmp_path / "r.xml")) == 1
-    assert "step 0, layer 0, kda_decode, rank 0, everywhere: state" in capsys.readouterr().err
+    assert (
+        _step(tmp_path, *plugin, "--only", "tenants", "--junit", str(tmp_path / "r.xml"), "--layers", "4")
+        == 1
+    )
+    said = capsys.readouterr()
+    first = "step 0, layer 0, kda_decode, rank 0, everywhere"
+    assert f"{first}: state" in said.err
+    shown = [line.strip() for line in said.out.splitlines() if line.startswith("  ")]
+    assert first in shown[0]
+    assert shown[1].startswith("lockstep step --provider faulty --only tenants --seed 0 --plugin ")
+    assert shown[1].endswith(" --layers 4")
     assert "kda_decode" in (tmp_path / "r.xml").read_text()
     (capture,) = (tmp_path / "reports").glob("*/faulty-tenants.safetensors")
-    replay = ("--replay", str(capture), "--only", "tenants")
+    replay = ("--replay", str(capture), "--only", "tenants", "--layers", "4")
     assert _step(tmp_path, *replay, *plugin, "--provider", "faulty") == 1
     assert _step(tmp_path, *replay, "--provider", "torch") == 0
     out = capsys.readouterr().out
