@@ -59,11 +59,12 @@ QUICK = (
     Item("memory", "memory", steps=128),
     Item("free_running", "free_running", steps=16),
 )
+# With four layers every kind of layer is there, if but once or twice.
 QUICK_SLOW = (
     Item("plain", "plain"),
-    Item("verify", "verify", drafts=1),
-    Item("tenants", "tenants"),
-    Item("free_running", "free_running", steps=4),
+    Item("verify", "verify", layers=4, drafts=1),
+    Item("tenants", "tenants", layers=4),
+    Item("free_running", "free_running", layers=4, steps=4),
 )
 FULL = (
     *QUICK[1:-2],
