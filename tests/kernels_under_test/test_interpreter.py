@@ -281,3 +281,18 @@ def test_powers_of_two_are_exact():
     exp2_kernel[(1,)](x, y, BLOCK=256)
     normal = x >= -126  # a GPU may flush what lies below
     assert torch.equal(y[normal].double(), torch.exp2(x[normal].double()))
+
+
+def test_types_that_are_remembered_are_those_that_were_asked_for() -> None:
+    one, again = tl.block_type(tl.int32, [4, 8]), tl.block_type(tl.int32, [tl.constexpr(4), 8])
+    assert one == again
+    assert one.shape == again.shape
+    assert (again.numel, again.scalar, str(again)) == (32, tl.int32, str(one))
+    others = [tl.block_type(tl.int32, [8, 4]), tl.block_type(tl.uint32, [4, 8]), tl.block_type(tl.int32, [4])]
+    others.append(tl.block_type(tl.pointer_type(tl.int32), [4, 8]))
+    assert len({str(kind) for kind in (one, *others)}) == 5
+    assert [kind.numel for kind in others] == [32, 32, 4, 32]
+    made = [tl.tensor(handle, kind) for handle, kind in ((1, one), (2, others[0]), (3, one), (4, tl.int32))]
+    assert [x.handle for x in made] == [1, 2, 3, 4]
+    assert [[size.value for size in x.shape] for x in made] == [[4, 8], [8, 4], [4, 8], []]
+    assert [x.numel.value for x in made] == [32, 32, 32, 1]
