@@ -212,12 +212,13 @@ def test_the_list_gives_commands_that_lockstep_has(machine: Machine) -> None:
         assert parser().parse_args(words).name == words[0]
 
 
-def test_every_stage_is_a_command_that_lacks_nothing_but_a_gpu(
+def test_every_stage_is_a_command_and_lacks_a_gpu_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     from validation import cli
+    from validation.step.items import Choice, chosen
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -225,8 +226,12 @@ def test_every_stage_is_a_command_that_lacks_nothing_but_a_gpu(
     monkeypatch.chdir(tmp_path)
     for line in listed.splitlines()[1:]:
         words = line.split()[3:]
-        if "calibrate" not in words:
-            words += ["--report-dir", "reports"] if "--time" not in words else []
+        assert "--device cuda" in line or "--time" in words or words == ["sanitize"], line
+        options = cli.parser().parse_args(words)
+        if options.name == "step" and not options.ranks:
+            choice = Choice("quick", options.only, options.steps, "cuda", options.widths, options.layers)
+            assert chosen("triton", choice), line
+        words += [] if "calibrate" in words or "--time" in words else ["--report-dir", "reports"]
         assert cli.main([*words, "--json", "record.json"]) == 3, line
         said = capsys.readouterr().err
         assert "GPU" in said or "CUDA" in said, f"{line}: {said}"

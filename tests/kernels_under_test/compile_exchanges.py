@@ -26,6 +26,7 @@ FUSED = {
     "tail_kernel": {"RANKS": 2, "TILE": 8, "SLICE": 8, "DEPTH": 512, "ON_GPU": True},
     "out_kernel": {"BLOCK": 1024, "ON_GPU": True},
 }
+FEW = collectives.THREADS.value // 32  # warps of all but the acts
 MERGE = {"RANKS": 2, "WORDS": 256, "ON_GPU": True}
 # The two kinds of publication, and of re-arm.
 STEP = {"BLOCK": step.BLOCK, "ON_GPU": True}
@@ -106,20 +107,24 @@ def unordered(code: str) -> list[str]:
 
 
 def copied(code: str, threads: int) -> list[str]:
-    """Volatile loads of fewer words than there are threads, with no barrier before the next store.
+    """Stores behind volatile loads of fewer words than there are threads, unless these loads have a barrier
+    ahead of them in their block, and one behind them.
 
-    Threads then hold copies of a word, each by a load of its own, and what one has seen is stored over
-    before another has looked.
+    Threads then hold copies of a word, each by a load of its own: what one has seen may be stored over before
+    another has looked, and what one counts as arrived another may not have.
     """
-    found, looked = [], ""
+    found, looked, settled, ahead = [], "", False, False
     for line in code.splitlines():
-        words = re.search(r"tensor<(\d+)x!tt\.ptr", line)
-        if re.search(r"\.\w*barrier", line):
-            looked = ""
-        elif "tt.load" in line and "isVolatile = true" in line and words and int(words[1]) < threads:
-            looked = line.strip()
-        elif "tt.store" in line and looked:
-            found.append(f"{looked} | {line.strip()}"[:300])
+        text = line.split(" loc(")[0].strip()
+        words = re.search(r"tensor<(\d+)x!tt\.ptr", text)
+        if re.search(r"\.\w*barrier", text):
+            ahead, looked = True, "" if settled else looked
+        elif text.endswith("{") or text.startswith("}"):
+            ahead = False
+        elif "tt.load" in text and "isVolatile = true" in text and words and int(words[1]) < threads:
+            looked, settled = text, ahead
+        elif "tt.store" in text and looked:
+            found.append(f"{looked} | {text}"[:300])
             looked = ""
     return found
 
@@ -130,10 +135,12 @@ if __name__ == "__main__":
         shape |= {"THREADS": 32 * WARPS, "RANKS": ranks, "ON_GPU": True}
         print(json.dumps(compiled(acts_kernel, shape, WARPS)), flush=True)
         for kernel in (*collectives.KERNELS.values(), collectives.two_shot_kernel):
-            print(json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, 4)), flush=True)
+            print(
+                json.dumps(compiled(kernel, {"RANKS": ranks, "BLOCK": 512, "ON_GPU": True}, FEW)), flush=True
+            )
         for kind in STEPS:
             shape = STEP | kind | {"RANKS": ranks, "SLOTS": ranks}
             print(json.dumps(compiled(step.step_kernel, shape, 4)), flush=True)
     for name, constants in FUSED.items():
-        print(json.dumps(compiled(getattr(fused, name), constants, 4)), flush=True)
-    print(json.dumps(compiled(fused_dcp.dcp_kernel, MERGE, 4)), flush=True)
+        print(json.dumps(compiled(getattr(fused, name), constants, FEW)), flush=True)
+    print(json.dumps(compiled(fused_dcp.dcp_kernel, MERGE, FEW)), flush=True)

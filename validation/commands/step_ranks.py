@@ -31,6 +31,10 @@ def main(options: argparse.Namespace, command: str) -> int:
         return step_decode.main(options, command, names[0])
     if options.device == "cuda":
         raise UserError("--exchange gloo: those ranks walk on a CPU; leave out --device cuda")
+    if options.plugin:
+        raise UserError(
+            "--plugin: ranks through gloo know built-in providers alone; add --exchange mailboxes"
+        )
     if options.json or options.junit:
         raise UserError("--ranks through gloo writes no such document: leave out --json and --junit")
     if options.ranks not in RANKS:

@@ -124,7 +124,8 @@ def items(
     if unknown := [name for name in only if name not in known]:
         raise UserError(f"unknown walk '{unknown[0]}'; known: {', '.join(sorted(known))}")
     found = [item for item in every if not only or item.name in only]
-    found += [i for i in (*QUICK, *FULL) if i.name in only and i.name not in {c.name for c in found}][:1]
+    for name in dict.fromkeys(only):  # of another tier
+        found += [] if name in {i.name for i in found} else [i for i in (*QUICK, *FULL) if i.name == name][:1]
     if slow:
         found = [replace(i, steps=INTERPRETED) if i.scenario in ("long", "memory") else i for i in found]
         found = [replace(i, drafts=1) if i.scenario == "long" else i for i in found]  # half the work

@@ -3,7 +3,7 @@
 A provider's own operations run, and every element of a BF16 output that is not a copy goes to its lower or
 upper neighbour, each with a chance of a quarter (random rounding: Parker 1997, Vignes' CESTAC). Two such
 steps part by another amount than honest backends do: by how much is measured on two small models, whose
-honest pairs are known (``limits``), for each kind of distance, and taken off.
+honest pairs are kept or measured (``limits``), for each kind of distance, and taken off.
 
 Catches: nothing by itself. Cannot represent: a relation between moved and honest pairs that changes with the
 widths; where they are larger, the spread of all samples (``limits``) must cover it.

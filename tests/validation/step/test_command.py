@@ -98,6 +98,7 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
         (("--replay", "absent.safetensors"), "cannot read the capture"),
         (("--tier", "huge"), "invalid choice"),
         (("--faults", "--ranks", "2"), "--faults and --ranks: each stops after its own work"),
+        (("--ranks", "2", "--plugin", "x.py"), "--plugin: ranks through gloo know built-in providers alone"),
         (("--ranks", "2", "--json", "r.json"), "--ranks through gloo writes no such document"),
         (("--faults", "--junit", "r.xml"), "--faults writes no such document"),
     ],

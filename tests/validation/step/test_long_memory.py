@@ -17,6 +17,7 @@ from torch import Tensor
 from validation.step import carried, progress
 from validation.step.executor import Executor, provider
 from validation.step.long_memory import FORGETFUL, FOUND_WITHIN, Memory, compared_at, long_memory
+from validation.subjects.kimi_k3.config import scaled
 from validation.subjects.kimi_k3.operation import Operation
 from validation.subjects.kimi_k3.weights import random_weights
 
@@ -134,3 +135,10 @@ def test_a_run_that_is_cut_goes_on_to_the_same_scores(
     assert seen[0] == 129, "the last token that was kept is the last of a block"
     assert (again.scores, again.sharp) == (whole.scores, whole.sharp)
     assert not kept.exists()
+
+
+def test_a_model_with_one_such_layer_will_do() -> None:
+    config = scaled(layers=3, block=2)
+    found = long_memory(config, random_weights(config), provider("torch"), 4, SHARE)
+    assert not found.found
+    assert found.scores
