@@ -138,7 +138,7 @@ def test_a_run_of_kernels_that_was_cut_is_resumed(machine: Machine) -> None:
 
 
 def test_no_stage_begins_that_cannot_be_done_in_the_time_left(machine: Machine) -> None:
-    status, table = machine.run("time", "full", "wide", options=("--seconds", "200"))
+    status, table = machine.run("time", "full", "wide", options=("--seconds", "150"))
     assert status == 2
     assert table["time"] == table["wide"] == ["not", "begun"]
     assert table["full"][0] == "done", "it can be taken up again"

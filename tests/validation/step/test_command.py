@@ -65,10 +65,10 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
     said = capsys.readouterr()
     first = "step 0, layer 0, kda_decode, rank 0, everywhere"
     assert f"{first}: state" in said.err
-    shown = [line.strip() for line in said.out.splitlines() if line.startswith("  ")]
-    assert first in shown[0]
-    assert shown[1].startswith("lockstep step --provider faulty --only tenants --seed 0 --plugin ")
-    assert shown[1].endswith(" --layers 4")
+    shown, replay = said.out.partition("tenants by faulty: fail\n")[2].splitlines()[:2]
+    assert first in shown
+    assert replay.startswith("  lockstep step --provider faulty --only tenants --seed 0 --plugin ")
+    assert replay.endswith(" --layers 4")
     assert "kda_decode" in (tmp_path / "r.xml").read_text()
     (capture,) = (tmp_path / "reports").glob("*/faulty-tenants.safetensors")
     replay = ("--replay", str(capture), "--only", "tenants", "--layers", "4")
