@@ -57,7 +57,7 @@ QUICK = (
     Item("prefill", "prefill", layers=4),
     Item("alternating", "verify", drafts=1, turns=True),
     Item("memory", "memory", steps=128),
-    Item("free_running", "free_running", steps=8),
+    Item("free_running", "free_running", steps=16),
 )
 # Four layers have every kind of layer, if but once or twice; ``tenants`` does all that ``plain`` does.
 QUICK_SLOW = (
