@@ -112,7 +112,7 @@ def _halves(pairs, row, inside):
     and i + 4. [items, 4, 8]"""
     word, number = tl.arange(0, 4)[None, :, None], tl.arange(0, 8)[None, None, :]
     at = pairs + row[:, None, None] + 4 * word + number % 4
-    both = tl.load(at, mask=inside[:, None, None] & (number >= 0), other=0)
+    both = tl.load(at, mask=inside[:, None, None], other=0)
     return (both >> (16 * (number // 4))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 

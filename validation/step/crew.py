@@ -160,19 +160,14 @@ def session_of(setup: Setup) -> Any:
 
 def options_of(setup: Setup) -> str:
     """What of the command a walk needs to be repeated alone, beside its name, provider and seed."""
-    given = {
-        "plugin": setup.plugins, "tier": setup.tier if setup.tier != "quick" else None, "steps": setup.steps,
-        "layers": setup.layers, "judged": setup.judged, "weights": setup.weights or None,
-        "device": setup.device if setup.device != "cpu" else None,
-        "widths": setup.widths if setup.widths != "scaled" else None,
+    words = [word for plugin in setup.plugins for word in ("--plugin", plugin)]
+    usual = {
+        "tier": "quick", "steps": None, "layers": None, "judged": None, "weights": "", "device": "cpu",
+        "widths": "scaled",
     }  # fmt: skip
-    words = [
-        word
-        for name, value in given.items()
-        for one in (value if isinstance(value, list) else [value])
-        if one is not None
-        for word in (f"--{name}", str(one))
-    ]
+    for name, value in usual.items():
+        given = getattr(setup, name)
+        words += [f"--{name}", str(given)] if given != value else []
     return shlex.join(words)
 
 

@@ -84,8 +84,7 @@ def honest_shares(
         honest = limits.squares(pairs, say)
         theirs = _moved_pairs(pairs, "cpu", limits.PAIRS, 1, say)
         for name, values in honest.items():
-            moved_by = float(theirs[name].mean())
-            share = float(values.mean()) / moved_by if moved_by else 1.0
+            share = float(values.mean() / theirs[name].mean())
             found[_kind(name)] = max(found.get(_kind(name), 0.0), share)
     return found
 

@@ -126,8 +126,7 @@ def long_run(
 ) -> LongRun:
     """Walk the steps of ``pace``. ``say`` is told at once what is wrong, ahead of the search for its place.
     ``kept``: a file in which progress is kept, and from which it goes on."""
-    run = _Run(config, weights, paths, pace, seed, device, hooks or Hooks())
-    run.say = say
+    run = _Run(config, weights, paths, pace, seed, device, hooks or Hooks(), say)
     first = run.resume(kept) if kept else 0
     for number in range(first, pace.windows):
         run.window(number)
@@ -145,8 +144,10 @@ class _Run:
     """The two walks and what they have found."""
 
     def __init__(
-        self, config: Config, weights: Weights, paths: Paths, pace: Pace, seed: int, device: str, hooks: Hooks
-    ) -> None:
+        self, config: Config, weights: Weights, paths: Paths, pace: Pace, seed: int, device: str,
+        hooks: Hooks, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.say = say
         self.config, self.paths, self.pace, self.seed = config, paths, pace, seed
         most = max(pace.counts)
         rows = max([*pace.sizes, most]) * config.tokens
@@ -159,7 +160,6 @@ class _Run:
                 checks=False, device=device, lasting=lasting,
             )  # fmt: skip
 
-        self.say: Callable[[str], None] = lambda words: None
         self.one, self.other = walk(paths.candidate, hooks), walk(paths.reference, Hooks())
         self.result = LongRun(limits=dict(paths.limits))
 

@@ -196,8 +196,7 @@ class Said:
     def now(self, words: str) -> None:
         self.session.advance(f"{self.what}: {words}")
         if time.monotonic() - self.last > SAID_EVERY:
-            self.last = time.monotonic()
-            streams.say(f"lockstep: {self.what}: {words}")
+            self.at_once(words)
 
     def at_once(self, words: str) -> None:
         """A line, whenever the last one was."""
