@@ -95,7 +95,7 @@ def main(options: argparse.Namespace, command: str) -> int:
         carry_out(results, lambda line: streams.say(f"lockstep: {line}"), options.kernels)
     except KeyboardInterrupt:
         interrupted = True
-    document = _document(results, command, interrupted)
+    document = _document(results, command, options.tier, interrupted)
     trouble = write(document, folder)
     return conclude(document, options, folder, _show(results), interrupted, trouble)
 
@@ -177,14 +177,14 @@ def _plant(plan: Plan, options: argparse.Namespace) -> int:
     return 2 if missed else 0
 
 
-def _document(results: Results, command: str, interrupted: bool) -> Document:
+def _document(results: Results, command: str, tier: str, interrupted: bool) -> Document:
     from validation.commands.stress_report import cases, controls, details
     from validation.execution.environment import collect
     from validation.execution.plan import Settings
     from validation.report.schema import Document
 
     plan = results.plan
-    settings = Settings(ops=("stress",), providers=("triton",), device=plan.device, seed=plan.seed)
+    settings = Settings(("stress",), ("triton",), tier=tier, device=plan.device, seed=plan.seed)
     stopped = ["stopped before the end"] if interrupted else []
     verdict = "undecided" if stopped and not results.failures else results.verdict
     return Document(

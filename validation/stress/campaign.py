@@ -120,6 +120,9 @@ class Results:
         found += [
             f"{d.kind} of rank {d.victim}: not named in time: {d.words}" for d in self.drills if not d.right
         ]
+        drilled, asked = len(self.drills), 2 * self.plan.trials * ("watchdog" in self.plan.modes)
+        if drilled < asked and not self.errors:
+            found.append(f"{drilled} of {asked} trials in the time given; more (--seconds) would do")
         found += [f"{r.backend}: a flipped bit went unnoticed" for r in self.repeats if not r.noticed]
         both = [
             f"{what} {deployment}" for deployment, *_ in DEPLOYMENTS for what in ("skewed", "quiet again")
@@ -143,9 +146,18 @@ class Results:
 
 def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -> None:
     """All stages of ``results.plan``, into ``results``. Raises UserError where ranks cannot be started."""
-    plan = results.plan
     began = time.monotonic()
-    with Crew(plan.ranks, plan.lanes, plan.device, kernels or KERNELS) as crew:
+    try:
+        _stages(results, began, say, kernels or KERNELS)
+        _repeats(results.plan, results, say)
+    finally:
+        results.seconds = time.monotonic() - began
+
+
+def _stages(results: Results, began: float, say: Callable[[str], None], kernels: str) -> None:
+    """All that one crew does."""
+    plan = results.plan
+    with Crew(plan.ranks, plan.lanes, plan.device, kernels) as crew:
         results.a_step = {deployment[0]: _fewest(plan, crew, deployment) for deployment in DEPLOYMENTS}
         for stage in (_tensors, _controls, _runs, _fused, _drills):
             if results.errors:
@@ -154,9 +166,6 @@ def carry_out(results: Results, say: Callable[[str], None], kernels: str = "") -
                 stage(plan, crew, results, began + plan.seconds, say)
             except Lost as lost:
                 results.errors.append(str(lost))
-            results.seconds = time.monotonic() - began
-    _repeats(plan, results, say)
-    results.seconds = time.monotonic() - began
 
 
 def _repeats(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
@@ -361,15 +370,16 @@ def _drills(plan: Plan, crew: Crew, results: Results, until: float, say: Callabl
         layers="DKA",
         patience=IMPATIENCE[plan.device],
     )
-    for trial in range(plan.trials):
-        results.drills.append(drills.hang(crew, job, trial))
-    for trial in range(plan.trials):
-        longer = replace(job, steps=steps * (40 if plan.device == "cpu" else 400), chunk=max(1, steps // 6))
-        results.drills.append(drills.kill(crew, longer, trial))
-        if trial + 1 < plan.trials:
+    longer = replace(job, steps=steps * (40 if plan.device == "cpu" else 400))
+    for number, (drill, base) in enumerate([(drills.hang, job), (drills.kill, longer)] * plan.trials):
+        if number > 1 and time.monotonic() > until:
+            break
+        if number > 1 and drill is drills.hang:  # the one before killed a rank
             crew.restart()
-    right = sum(drill.right for drill in results.drills)
-    say(f"watchdog: {right} of {len(results.drills)} culprits named")
+        results.drills.append(drill(crew, base, number // 2))
+        last = results.drills[-1]
+        named = f"named in {last.seconds:.1f} s" if last.right else "NOT NAMED"
+        say(f"{last.kind} {number // 2 + 1} of {plan.trials}: rank {last.victim} {named}")
 
 
 def bound_words(results: Results) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from validation.commands.stress_report import cases
+from validation.stress import campaign
 from validation.stress.campaign import DEPLOYMENTS, Plan, Results, _compare, bound_words
 from validation.stress.drills import Drill
 from validation.stress.job import Answer, Job
@@ -94,3 +96,44 @@ def test_a_drill_or_a_flipped_bit_that_goes_unnoticed_is_no_pass() -> None:
     ]
     results.errors = ["rank 1 was killed by SIGKILL"]
     assert results.verdict == "error"
+
+
+class _Crew:
+    """One that has only drills, of a second each."""
+
+    restarted = 0
+
+    def restart(self) -> None:
+        self.restarted += 1
+
+
+@pytest.mark.parametrize(("given", "made"), [(3600.0, 6), (0.0, 2)])
+def test_trials_end_with_the_time_given_and_those_left_out_are_no_pass(
+    monkeypatch: pytest.MonkeyPatch, given: float, made: int
+) -> None:
+    for kind in ("hang", "kill"):
+        right = Drill(kind, 0, 0.3, True, "")
+        monkeypatch.setattr(campaign.drills, kind, lambda *_, right=right: right)
+    results, crew, said = _results(), _Crew(), []
+    results.plan = replace(results.plan, modes=("hashes", "watchdog"), trials=3)
+    campaign._drills(results.plan, crew, results, time.monotonic() + given, said.append)  # type: ignore[arg-type]
+    assert [drill.kind for drill in results.drills] == ["hang", "kill"] * (made // 2)
+    assert crew.restarted == made // 2 - 1  # only where another hang follows a death
+    assert said[-1] == f"kill {made // 2} of 3: rank 0 named in 0.3 s"
+    assert results.doubts == (
+        [] if made == 6 else ["2 of 6 trials in the time given; more (--seconds) would do"]
+    )
+    assert results.verdict == ("pass" if made == 6 else "undecided")
+
+
+def test_an_interrupted_run_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    clock = iter([100.0, 185.0])
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(campaign, "_stages", interrupted)
+    results = _results()
+    with pytest.raises(KeyboardInterrupt):
+        campaign.carry_out(results, print)
+    assert results.seconds == 85.0
