@@ -26,7 +26,7 @@ from typing import Any
 
 from validation.errors import Unavailable, UserError
 
-KNOWN = ("3.6.0",)
+KNOWN = ("3.6.0", "3.7.1")
 DEVICE_VARIABLE = "LOCKSTEP_DEVICE"
 
 _choice = {"corrected": True}
@@ -47,8 +47,22 @@ _EXPECTED = {
     "GridExecutor._restore_args_dev": ("self", "args_dev", "args_hst", "kwargs", "kwargs_hst"),
     "_patch_lang_tensor": ("tensor", "scope"),
     "_patch_lang": ("fn",),
+    "_patch_builtin": ("pkg", "builder", "scope"),
     "_LangPatchScope.restore": ("self",),
     "_get_np_dtype": ("tt_dtype",),
+    "TensorHandle": ("data", "dtype", "attr"),
+    "interpreter_semantic.broadcast_impl_shape": ("input", "shape"),
+    "interpreter_semantic.broadcast_impl_value": ("lhs", "rhs"),
+    "interpreter_semantic.cast": ("input", "dst_ty", "fp_downcast_rounding"),
+    "interpreter_semantic.scalar_constant": ("value", "dtype"),
+    "interpreter_semantic.binary_op_type_checking_impl": (
+        "lhs",
+        "rhs",
+        "allow_lhs_ptr",
+        "allow_rhs_ptr",
+        "arithmetic_check",
+        "div_or_mod",
+    ),
 }
 
 
@@ -102,8 +116,9 @@ def install() -> None:
     if getattr(interpreter, "lockstep_corrected", False):
         return
     _check(interpreter)
-    from kernels_under_test import interpreter_patch
+    from kernels_under_test import interpreter_patch, interpreter_speed
 
+    interpreter_speed.apply(interpreter)
     interpreter_patch.apply(interpreter)
     interpreter.lockstep_corrected = True
 

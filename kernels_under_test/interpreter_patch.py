@@ -65,8 +65,6 @@ def to_e4m3(x: Array) -> Array:
 
 def apply(interpreter: Any) -> None:
     """Replace the parts of ``triton.runtime.interpreter`` listed in the ``interpreter`` module."""
-    _speed(interpreter)
-    _types(interpreter)
     formats = _Formats(interpreter)
     _casts(interpreter, formats)
     _elementwise(interpreter, formats)
@@ -252,74 +250,3 @@ def _running(interpreter: Any) -> None:
 
     grid.__call__, grid._restore_args_dev = silent, restore
     interpreter._patch_lang_tensor = patch_lang_tensor
-
-
-def _speed(interpreter: Any) -> None:
-    """Half the time of a small kernel: remap triton.language once a launch, not in every nested function.
-
-    Triton also leaves what a nested call remapped for ever; here the launch puts it back.
-    """
-    import triton.language as tl
-
-    original = interpreter._patch_lang
-    remapped: set[int] = set()
-    nested: list[Any] = []
-
-    def patch_lang(fn: Any) -> Any:
-        seen = {id(lang) for lang in (tl, tl.core) if any(value is lang for value in fn.__globals__.values())}
-        if seen and seen <= remapped:
-            return interpreter._LangPatchScope()
-        outermost = not remapped
-        remapped.update(seen)
-        scope = original(fn)
-        if not outermost:
-            nested.append(scope)
-            return scope
-        restore = scope.restore
-
-        def restore_all() -> None:
-            while nested:
-                nested.pop().restore()
-            restore()
-            remapped.clear()
-
-        scope.restore = restore_all
-        return scope
-
-    interpreter._patch_lang = patch_lang
-
-
-def _types(interpreter: Any) -> None:
-    """A third of the time of a kernel: the type and shape of every result are described anew. There are few
-    different ones, and nothing changes them, so each is described once."""
-    import triton.language.core as core
-
-    blocks: dict[Any, dict[str, Any]] = {}
-    shapes: dict[Any, dict[str, Any]] = {}
-    dtypes: dict[str, Any] = {}
-    new_block, new_tensor = core.block_type.__init__, core.tensor.__init__
-    np_dtype = interpreter._get_np_dtype
-
-    def block(self: Any, element_ty: Any, shape: Any) -> None:
-        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
-        if key not in blocks:
-            new_block(self, element_ty, shape)
-            blocks[key] = vars(self).copy()
-        vars(self).update(blocks[key])
-        self.element_ty = element_ty
-
-    def tensor(self: Any, handle: Any, type: Any) -> None:
-        key = tuple(type.shape) if type.is_block() else ()
-        if key not in shapes:
-            new_tensor(self, handle, type)
-            shapes[key] = {n: v for n, v in vars(self).items() if n not in ("handle", "type", "dtype")}
-        vars(self).update(shapes[key])
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-
-    def dtype(tt_dtype: Any) -> Any:
-        if tt_dtype.name not in dtypes:
-            dtypes[tt_dtype.name] = np_dtype(tt_dtype)
-        return dtypes[tt_dtype.name]
-
-    core.block_type.__init__, core.tensor.__init__ = block, tensor
-    interpreter._get_np_dtype = dtype

@@ -100,8 +100,8 @@ def _mine(pairs, zeros, one, two, inside):
 
 @triton.jit
 def _codes(words):
-    """FP32 of the eight E2M1 codes of each word, times 2**-14. [items, 4, 8]"""
-    code = words[:, :, None] >> (4 * tl.arange(0, 8)[None, None, :])
+    """FP32 of the eight E2M1 codes of each word, times 2**-14. [items, 4, 2] to [items, 4, 2, 8]"""
+    code = words[:, :, :, None] >> (4 * tl.arange(0, 8)[None, None, None, :])
     pattern = ((code & 7) << 22) | ((code & 8) << 28)
     return pattern.to(tl.float32, bitcast=True) * 2.0**112
 
@@ -109,17 +109,12 @@ def _codes(words):
 @triton.jit
 def _halves(pairs, row, inside):
     """FP32 of the activations that those codes are multiplied with: of every eight, pair i holds numbers i
-    and i + 4. [items, 4, 8]"""
-    word, number = tl.arange(0, 4)[None, :, None], tl.arange(0, 8)[None, None, :]
-    at = pairs + row[:, None, None] + 4 * word + number % 4
-    both = tl.load(at, mask=inside[:, None, None], other=0)
+    and i + 4. Rows [items, 2] to [items, 4, 2, 8]"""
+    word = tl.arange(0, 4)[None, :, None, None]
+    number = tl.arange(0, 8)[None, None, None, :]
+    at = pairs + row[:, None, :, None] + 4 * word + number % 4
+    both = tl.load(at, mask=inside[:, None, None, None], other=0)
     return (both >> (16 * (number // 4))).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _sum(weights, activations):
-    """Sums [items] of the blocks of one weight row and one activation row, by plain arithmetic."""
-    return tl.sum(tl.sum(weights * activations, axis=2), axis=1)[:, None]
 
 
 @triton.jit
@@ -130,7 +125,7 @@ def activations(pairs, zeros, one, two, inside):
     if ASSEMBLED:
         held = _mine(pairs, zeros, one, two, inside)
     else:
-        held = _halves(pairs, one, inside), _halves(pairs, two, inside)
+        held = _halves(pairs, tl.join(one, two), inside)
     return held
 
 
@@ -145,11 +140,9 @@ def block_sums(top, bottom, held):
             is_pure=True, pack=4,
         )  # fmt: skip
     else:
-        place, upper, lower = tl.arange(0, 4)[None, :], _codes(top), _codes(bottom)
-        total = tl.where(place == 0, _sum(upper, held[0]), 0.0)
-        total = tl.where(place == 1, _sum(upper, held[1]), total)
-        total = tl.where(place == 2, _sum(lower, held[0]), total)
-        total = tl.where(place == 3, _sum(lower, held[1]), total)
+        # By plain arithmetic: [items, word, weight row, activation row, code].
+        products = _codes(tl.join(top, bottom))[:, :, :, None, :] * held[:, :, None, :, :]
+        total = tl.reshape(tl.sum(tl.sum(products, axis=4), axis=1), [top.shape[0], 4])
     return total
 
 

@@ -1,0 +1,137 @@
+"""What makes the interpreter fast changes nothing: its semantics against Triton's own, operand by operand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels_under_test import interpreter, interpreter_speed
+
+pytestmark = pytest.mark.skipif(interpreter.device() != "cpu", reason="there is no interpreter on a GPU")
+
+if interpreter.device() == "cpu":
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter as tritons
+
+    FAST = tritons.interpreter_semantic
+    PLAIN = TritonSemantic(tritons.interpreter_builder)
+TYPES = (tl.int1, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+SHAPES = ((), (1,), (4,), (1, 4), (2, 1), (2, 4), (2, 1, 4))
+NUMBERS = (0, 0.0, -0.0, 1, 1.0, True, False, -1, 3, 2.5, 2**40, float("nan"), float("inf"), -1e-40)
+# Of addition, of products, of shifts, of division.
+FLAGS: tuple[tuple[tuple[bool, ...], dict[str, bool]], ...] = (
+    ((True, True), {}),
+    ((), {}),
+    ((False, False, False), {}),
+    ((False, False, True, True), {}),
+)
+operands = st.one_of(st.sampled_from(NUMBERS), st.tuples(st.sampled_from(TYPES), st.sampled_from(SHAPES)))
+
+
+def tensor(what: Any) -> Any:
+    """A tensor of a type and shape; a number as it is."""
+    if not isinstance(what, tuple):
+        return what
+    dtype, shape = what
+    data = np.arange(1, 1 + np.prod(shape, dtype=int)).reshape(shape or (1,))
+    data = data.astype(tritons._get_np_dtype(dtype))
+    return tl.core.tensor(
+        tritons.TensorHandle(data, dtype), tl.block_type(dtype, list(shape)) if shape else dtype
+    )
+
+
+def seen(call: Any, *args: Any, **more: Any) -> Any:
+    """All that can be seen of the tensors that a call gives, or of what it raises."""
+    try:
+        found = call(*args, **more)
+    except Exception as error:
+        return type(error), str(error)
+    found = found if isinstance(found, tuple) else (found,)
+    return [
+        (str(x.type), tuple(x.shape), str(x.handle.dtype), data.dtype, data.shape, data.tobytes())
+        for x, data in ((x, x.handle.data) for x in found)
+    ]
+
+
+@given(operands, operands, st.sampled_from(FLAGS))
+def test_operands_become_what_triton_makes_of_them(lhs: Any, rhs: Any, flags: Any) -> None:
+    how, more = flags
+    expected = seen(PLAIN.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
+    for _ in range(2):  # the second time, what was kept
+        got = seen(FAST.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
+        assert got == expected
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.product(SHAPES, SHAPES)])
+def test_broadcasts_become_what_triton_makes_of_them(one: Any, other: Any) -> None:
+    a, b = (tl.float32, one), (tl.int32, other)
+    assert seen(FAST.broadcast_impl_value, tensor(a), tensor(b)) == seen(
+        PLAIN.broadcast_impl_value, tensor(a), tensor(b)
+    )
+    for shape in (list(other), other):
+        assert seen(FAST.broadcast_impl_shape, tensor(a), shape) == seen(
+            PLAIN.broadcast_impl_shape, tensor(a), shape
+        )
+
+
+@pytest.mark.parametrize(("source", "to"), [*itertools.product(TYPES, TYPES)])
+def test_casts_become_what_triton_makes_of_them(source: Any, to: Any) -> None:
+    for shape in ((), (2, 4)):
+        assert seen(FAST.cast, tensor((source, shape)), to) == seen(PLAIN.cast, tensor((source, shape)), to)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [*itertools.product(NUMBERS, TYPES)])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_constants_are_what_triton_makes_of_them(value: Any, dtype: Any) -> None:
+    expected = seen(PLAIN.scalar_constant, value, dtype)
+    assert seen(FAST.scalar_constant, value, dtype) == expected
+    assert seen(FAST.scalar_constant, value, dtype) == expected
+
+
+def test_a_kept_constant_cannot_be_changed() -> None:
+    handle = FAST.scalar_constant(7, tl.uint32).handle
+    with pytest.raises(ValueError, match="read-only"):
+        handle.data[...] = 8
+    handle.data = handle.data.astype(np.int32)  # as a shift does
+    assert FAST.scalar_constant(7, tl.uint32).handle.data.dtype == np.uint32
+
+
+def test_pointers_of_plain_integers_only_are_moved() -> None:
+    pointer = tl.core.tensor(
+        tritons.TensorHandle(np.array([64], dtype=np.uint64), tl.pointer_type(tl.float32)),
+        tl.pointer_type(tl.float32),
+    )
+    for other in ((tl.int32, (4,)), (tl.int64, ()), (tl.float32, (4,)), (tl.int1, (2, 4)), 3):
+        for how, more in FLAGS:
+            got, expected = (
+                seen(each.binary_op_type_checking_impl, pointer, tensor(other), *how, **more)
+                for each in (FAST, PLAIN)
+            )
+            assert got == expected
+
+
+@triton.jit
+def kernel(x, y, N: tl.constexpr):
+    i = tl.arange(0, N)
+    a = tl.load(x + i)
+    b = a[:, None] * a[None, :] + 2
+    b = tl.where(i[:, None] < 3, b >> 1, b * i[None, :])
+    tl.store(y + i[:, None] * N + i[None, :], b, mask=(i < 5)[:, None])
+
+
+def test_a_block_that_holds_a_number_once_is_stored_whole() -> None:
+    x, y = torch.arange(8, dtype=torch.int32), torch.full((8, 8), -1, dtype=torch.int32)
+    kernel[(1,)](x, y, 8)
+    b = x[:, None] * x[None, :] + 2
+    expected = torch.where(x[:, None] < 3, b >> 1, b * x[None, :])
+    expected[5:] = -1
+    assert torch.equal(y, expected)
+    assert interpreter_speed.sizes(tl.int32) == ()
