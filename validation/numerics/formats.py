@@ -9,6 +9,7 @@ backend does inside its accumulators (see ``reductions``).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 _EXPONENT_BIAS = 1023
 _MANTISSA_BITS = 52
+_EXPONENT_FIELD = 0x7FF << _MANTISSA_BITS
 
 
 def exponent(x: Tensor) -> Tensor:
@@ -49,10 +51,16 @@ class Format:
         """Largest relative error of rounding to nearest: 2**-precision."""
         return 2.0**-self.precision
 
+    @property
+    def last_midpoint(self) -> float:
+        """Between ``maximum`` and the grid point that would come next."""
+        return self.maximum + 2.0 ** (math.frexp(self.maximum)[1] - 1 - self.precision)
+
     def spacing(self, x: Tensor) -> Tensor:
         """Distance of neighbouring grid points in the binade of ``x`` (the ulp). float64, same shape."""
-        e = exponent(x.contiguous()).clamp(min=self.emin, max=_EXPONENT_BIAS)
-        return power_of_two(e - (self.precision - 1))
+        lowest, highest = ((e + _EXPONENT_BIAS) << _MANTISSA_BITS for e in (self.emin, _EXPONENT_BIAS))
+        binade = (x.contiguous().view(torch.int64) & _EXPONENT_FIELD).clamp(min=lowest, max=highest)
+        return (binade - ((self.precision - 1) << _MANTISSA_BITS)).view(torch.float64)
 
     def round(self, x: Tensor) -> Tensor:
         """Round to nearest, ties to even; NaN stays NaN."""
@@ -67,14 +75,12 @@ class Format:
 
     def neighbours(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """The grid points next below and above the grid point ``y``; beyond ``maximum`` one more step."""
-        above, below = self.spacing(y), self.spacing(y)
+        step, size = self.spacing(y), y.abs()
         # In the binade's first point the spacing towards zero is half, except at the bottom of the grid.
-        at_power = (y.abs() == power_of_two(exponent(y.contiguous()).clamp(min=self.emin))) & (
-            y.abs() > 2.0**self.emin
-        )
-        towards_zero = torch.where(at_power, above / 2, above)
-        up = torch.where(y < 0, towards_zero, above)
-        down = torch.where(y > 0, towards_zero, below)
+        first = step * 2.0 ** (self.precision - 1)
+        towards_zero = torch.where((size == first) & (size > 2.0**self.emin), step / 2, step)
+        up = torch.where(y < 0, towards_zero, step)
+        down = torch.where(y > 0, towards_zero, step)
         return y - down, y + up
 
     def bracket(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,13 +93,9 @@ class Format:
         low, high = (y + down) / 2, (y + up) / 2
         infinity = torch.full_like(y, float("inf"))
         if self.overflows:
-            edge = self.maximum + float(self.spacing(torch.tensor(self.maximum, dtype=torch.float64))) / 2
-            low = torch.where(y == infinity, torch.full_like(y, edge), low)
-            high = torch.where(y == -infinity, torch.full_like(y, -edge), high)
-            high, low = (
-                torch.where(y == infinity, infinity, high),
-                torch.where(y == -infinity, -infinity, low),
-            )
+            top, bottom = y == infinity, y == -infinity
+            low = torch.where(bottom, -infinity, torch.where(top, self.last_midpoint, low))
+            high = torch.where(top, infinity, torch.where(bottom, -self.last_midpoint, high))
         else:
             smallest = 2.0**self.emin if self.unsigned_powers else -self.maximum
             high = torch.where(y >= self.maximum, infinity, high)
