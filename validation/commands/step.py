@@ -215,9 +215,12 @@ def _replay(options: argparse.Namespace) -> int:
 
     name = (options.provider or ["torch"])[0]
     providers.load([name], options.plugin, options.device)
-    only = tuple(options.only or ["plain"])
-    choice = Choice(options.tier, only, None, options.device, options.widths, options.layers)
-    capture = load_capture(options.replay, chosen(name, choice)[0].config(), options.device)
+    config = None  # that of the capture, unless one is named
+    if options.only or options.layers or options.widths != "scaled":
+        only = tuple(options.only or ["plain"])
+        choice = Choice(options.tier, only, None, options.device, options.widths, options.layers)
+        config = chosen(name, choice)[0].config()
+    capture = load_capture(options.replay, config, options.device)
     status = 0
     for words, judged in (
         ("as captured", capture.judged(LOCAL_SHARE)),

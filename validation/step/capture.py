@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def save_capture(path: Path, config: Config, judged: Judged, step: int, executor
     facts = {
         "format": FORMAT,
         "configuration": config.digest(),
+        "model": dataclasses.asdict(config),
         "step": step,
         "layer": operation.layer,
         "op": operation.op,
@@ -80,11 +82,12 @@ def captured(path: Path, config: Config, judged: Judged, step: int, executor: Ex
         with contextlib.suppress(OSError):
             path.unlink()
         return f"not captured: {describe(error)}"
-    return f"captured: {path}"
+    return f"captured: lockstep step --replay {shlex.quote(str(path))}"
 
 
-def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
-    """Read a capture to a device; UserError if it is none, or if it is from another configuration."""
+def load_capture(path: Path, config: Config | None, device: str = "cpu") -> Capture:
+    """Read a capture to a device; UserError if it is none, or if it is from another configuration than
+    ``config`` (None: any)."""
     _safetensors()
     from safetensors import safe_open
 
@@ -98,12 +101,13 @@ def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
         raise UserError(f"{path} is no capture: {' '.join(str(error).split())}") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise UserError(f"{path} is no capture of this format ({FORMAT})")
-    if facts.get("configuration") != config.digest():
+    if config and facts.get("configuration") != config.digest():
         raise UserError(
             f"{path} is a capture of configuration {facts.get('configuration')}, this one is "
-            f"{config.digest()}; give the options with which it was made"
+            f"{config.digest()}; leave out the options that name a model"
         )
     try:
+        _check_model(facts)
         operation = Operation(facts["op"], int(facts["layer"]), int(facts["rank"]), _unbound)
         parts = [_arguments(facts, tensors, prefix) for prefix in ("before", "after")]
         capture = Capture(operation, parts[0], parts[1], facts | {"step": int(facts["step"])})
@@ -111,6 +115,13 @@ def load_capture(path: Path, config: Config, device: str = "cpu") -> Capture:
     except Exception as error:  # whatever a file says that is not as it was written
         raise UserError(f"{path} is damaged: {describe(error)}; make the capture again") from None
     return capture
+
+
+def _check_model(facts: dict[str, Any]) -> None:
+    """Raise ValueError unless the model is the one whose hash stands beside it."""
+    sizes: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in facts["model"].items()}
+    if Config(**sizes).digest() != facts["configuration"]:
+        raise ValueError("its model is not the one of its hash")
 
 
 def _unbound(binding: Any) -> Any:

@@ -71,13 +71,14 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
     assert replay.endswith(" --layers 4")
     assert "kda_decode" in (tmp_path / "r.xml").read_text()
     (capture,) = (tmp_path / "reports").glob("*/faulty-tenants.safetensors")
-    replay = ("--replay", str(capture), "--only", "tenants", "--layers", "4")
+    replay = ("--replay", str(capture))
     assert _step(tmp_path, *replay, *plugin, "--provider", "faulty") == 1
     assert _step(tmp_path, *replay, "--provider", "torch") == 0
     out = capsys.readouterr().out
     assert "as captured: fail: step 0, layer 0, kda_decode, rank 0: state" in out
     assert "run again by torch: pass" in out
-    assert _step(tmp_path, "--replay", str(capture), "--only", "preempt") == 3
+    assert _step(tmp_path, *replay, "--only", "tenants", "--layers", "4") == 0
+    assert _step(tmp_path, *replay, "--only", "preempt") == 3
     assert "is a capture of configuration" in capsys.readouterr().err
 
 

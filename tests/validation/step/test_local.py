@@ -126,6 +126,7 @@ def test_a_capture_fails_again_and_a_right_executor_passes_on_it(tmp_path: Path)
 def test_a_capture_of_another_configuration_is_refused(tmp_path: Path) -> None:
     walk, path = _captured(tmp_path)
     other = small(drafts=1)
+    assert load_capture(path, None).facts["configuration"] == walk.config.digest()
     with pytest.raises(
         UserError, match=f"configuration {walk.config.digest()}, this one is {other.digest()}"
     ):
@@ -145,13 +146,15 @@ def test_a_damaged_capture_is_refused_whatever_is_missing(tmp_path: Path) -> Non
     broken = [(tensors, {k: v for k, v in facts.items() if k != name}) for name in facts]
     broken += [(tensors, facts | {name: "nonsense"}) for name in facts if name != "executor"]
     broken += [({k: v for k, v in tensors.items() if not k.endswith(".logits")}, facts)]
+    broken += [(tensors, facts | {"model": facts["model"] | {"page": 32}})]
     broken += [(tensors | {"after.ids": tensors["after.ids"][:0]}, facts), (tensors, [1])]
     for held, said in broken:
         save_file(held, tmp_path / "damaged", {"facts": json.dumps(said)})
         if said != facts and isinstance(said, dict) and "executor" not in said:
             continue  # nothing depends on who it was
-        with pytest.raises(UserError, match=r"is damaged|is no capture|is a capture of configuration"):
-            load_capture(tmp_path / "damaged", walk.config)
+        for config in (walk.config, None):
+            with pytest.raises(UserError, match=r"is damaged|is no capture|is a capture of configuration"):
+                load_capture(tmp_path / "damaged", config)
 
 
 def test_a_capture_that_cannot_be_written_costs_no_finding(tmp_path: Path) -> None:
@@ -159,7 +162,9 @@ def test_a_capture_that_cannot_be_written_costs_no_finding(tmp_path: Path) -> No
     assert walk.blamed is not None
     words = captured(tmp_path / "no" / "c.safetensors", walk.config, walk.blamed, 0, walk.executor)
     assert words.startswith("not captured: ")
-    assert captured(path, walk.config, walk.blamed, 0, walk.executor) == f"captured: {path}"
+    assert captured(path, walk.config, walk.blamed, 0, walk.executor) == (
+        f"captured: lockstep step --replay {path}"
+    )
 
 
 def test_an_executor_that_raises_is_named_in_one_line(tmp_path: Path) -> None:
