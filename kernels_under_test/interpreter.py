@@ -50,6 +50,7 @@ _EXPECTED = {
     "_patch_builtin": ("pkg", "builder", "scope"),
     "_LangPatchScope.restore": ("self",),
     "_get_np_dtype": ("tt_dtype",),
+    "_validate_np_data_size": ("np_array", "tl_dtype"),
     "TensorHandle": ("data", "dtype", "attr"),
     "interpreter_semantic.broadcast_impl_shape": ("input", "shape"),
     "interpreter_semantic.broadcast_impl_value": ("lhs", "rhs"),

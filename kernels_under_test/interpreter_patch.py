@@ -84,7 +84,7 @@ class _Formats:
 
     def is_bf16(self, handle: Any) -> bool:
         # Triton leaves the operands' type on the result of a comparison, whose data are booleans.
-        return handle.dtype.scalar == self.bf16 and handle.data.dtype == np.uint16
+        return handle.dtype.scalar.name == self.bf16.name and handle.data.dtype == np.uint16
 
     def values(self, handle: Any) -> Array:
         """The numbers of a handle: FP32 for BF16 and E4M3, else the data itself."""

@@ -96,6 +96,23 @@ def test_constants_are_what_triton_makes_of_them(value: Any, dtype: Any) -> None
     assert seen(FAST.scalar_constant, value, dtype) == expected
 
 
+def test_usual_questions_get_tritons_answers() -> None:
+    unwrap, one, block = tl.core._unwrap_if_constexpr, tl.constexpr(1), tensor((tl.int32, (4,)))
+    for value, bare in ((one, 1), ([one, 2], [1, 2]), ((one, 2), (1, 2)), (None, None), (2.5, 2.5)):
+        assert unwrap(value) == bare
+    assert unwrap(block) is block
+    assert unwrap((one, block))[1] is block
+    again = tl.core.dtype("int32")
+    assert tl.int32 == again
+    assert tl.int32 != tl.uint32
+    assert tl.int32 != 32
+    with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
+        tritons.TensorHandle(np.zeros(1, dtype=np.int64), tl.int32)
+    with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
+        tritons.TensorHandle(np.zeros(1, dtype=np.int64), tl.int32)
+    tritons.TensorHandle(np.zeros(1, dtype=np.uint64), tl.pointer_type(tl.int32))
+
+
 def test_a_kept_constant_cannot_be_changed() -> None:
     handle = FAST.scalar_constant(7, tl.uint32).handle
     with pytest.raises(ValueError, match="read-only"):
