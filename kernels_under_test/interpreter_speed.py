@@ -172,7 +172,7 @@ NUMBERS = (bool, int, float)
 
 
 class _Semantics:
-    """Half the time of a kernel: operands of one type and shape need nothing, and a number beside a tensor
+    """A quarter of the time: operands of one type and shape need nothing, and a number beside a tensor
     becomes the same constant every time. All else goes the interpreter's own way."""
 
     def __init__(self, interpreter: Any) -> None:
