@@ -4,11 +4,12 @@ bit, and what it does not serve runs on the same state by the vanilla forward.""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from kernels_under_test.executor.specialised import SpecialisedExecutor
+from kernels_under_test.executor.specialised import SpecialisedExecutor, Whole
 from validation.step.executor import Executor, provider
 from validation.step.walk import forced
 from validation.subjects.kimi_k3.batch import batch_of
@@ -76,3 +77,15 @@ def test_what_is_not_served_falls_back_on_the_same_state() -> None:
             request.advance(row, 1)
     assert executor.log == ["specialised", "fallback", "specialised"]
     assert case.state.recurrent[1][:, case.requests[0].slots].isfinite().all()
+
+
+def test_one_is_built_for_every_state_and_every_scratch() -> None:
+    case, kernels = Case(small(), requests=1), provider("torch")
+    whole = Whole(kernels.name, kernels.profile, kernels.run)
+    batch = batch_of(case.config, case.requests, case.ids())
+    one, same = case.binding(batch), case.binding(batch)
+    other_scratch = replace(one, scratch=Scratch(case.config))
+    other_state = replace(one, state=case.state.clone())
+    built = [whole._for(binding) for binding in (one, other_scratch, other_state)]
+    assert whole._for(same) is built[0]
+    assert len({id(executor) for executor in built}) == 3

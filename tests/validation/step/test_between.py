@@ -8,10 +8,12 @@ from step_case import Case, small
 from validation.step import between
 from validation.step.executor import provider
 from validation.subjects.kimi_k3.batch import batch_of
+from validation.subjects.kimi_k3.state import State
 
 
 def _stepped(**more: object) -> tuple[Case, object]:
     case = Case(small(**more))  # type: ignore[arg-type]
+    case.step(provider("torch"), case.ids())
     case.step(provider("torch"), case.ids())
     return case, case.binding(batch_of(case.config, case.requests, case.ids()))
 
@@ -63,6 +65,39 @@ def test_live_slots_must_be_finite_and_free_ones_need_not() -> None:
     case.state.conv[2][0, case.requests[1].slots[0], 3, 2] = torch.inf
     (found,) = between.finite(0, case.state, case.requests)
     assert (found.layer, found.output) == (2, "conv")
+
+
+def test_every_slot_of_a_new_request_is_reset() -> None:
+    case = Case(small(drafts=1))
+    request = case.pool.admit(case.state)
+    assert between.admission(0, case.state, request) == []
+    for slot in request.slots:
+        case.state.recurrent[2][1, slot, 0, 3, 3] = 1.0
+        (found,) = between.admission(0, case.state, request)
+        assert (found.layer, found.output, found.where) == (2, "recurrent", f"slot {slot}")
+        case.state.recurrent[2][1, slot] = 0.0
+
+
+def test_all_of_a_resumed_request_is_what_was_saved() -> None:
+    case, _ = _stepped(drafts=1)
+    old, saved = case.requests[0], case.state.clone()
+
+    def found(now: State) -> list[tuple[str, int]]:
+        return [(d.output, d.layer) for d in between.restored(0, saved, old, now, old)]
+
+    def page(position: int) -> tuple[int, int, int]:
+        return 1, old.pages[1][position // case.config.page], position % case.config.page
+
+    assert found(saved.clone()) == []
+    for kind, layer in (("conv", 1), ("recurrent", 0)):
+        for slot in old.slots:
+            now = saved.clone()
+            getattr(now, kind)[layer][1, slot, -1] = 9.0
+            assert found(now) == [(kind, layer)]
+    for position, seen in ((0, [("kv", 3)]), (old.length - 1, [("kv", 3)]), (old.length, [])):
+        now = saved.clone()
+        now.kv[3][page(position)][0] ^= 1
+        assert found(now) == seen, position
 
 
 def test_staging_names_the_field() -> None:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from step_case import small
 
+from validation.contracts import contract_named
 from validation.errors import UserError
 from validation.step.capture import captured, load_capture, save_capture
 from validation.step.executor import Executor, provider, vanilla
@@ -93,6 +94,35 @@ def test_an_input_that_is_written_is_named() -> None:
     first = walk.first()
     assert first is not None
     assert (first.op, first.rank, first.output, first.statistic) == ("projection", 1, "x", "input_changed")
+
+
+@pytest.mark.parametrize(
+    ("op", "field"), [("kda_decode", "state"), ("kda_decode", "conv_state"), ("mla_query", "cache")]
+)
+def test_state_of_another_that_is_written_is_named(op: str, field: str) -> None:
+    right = provider("torch")
+
+    def run(operation, a):  # type: ignore[no-untyped-def]
+        contract = contract_named(operation.op)
+        touched = contract.touched(a) if operation.op == op else {}
+        right.run(operation, a)
+        if (operation.op, operation.rank) == (op, 1):
+            strangers = (~touched[field]).nonzero()
+            getattr(a, field)[tuple(strangers[len(strangers) // 2])] = 3
+
+    walk = _walk(replace(right, run=run), stop=True)
+    with pytest.raises(Diverged):
+        walk.step(forced(walk.config, 2, 1)[0])
+    first = walk.first()
+    assert first is not None
+    assert (first.op, first.rank, first.output, first.statistic) == (op, 1, field, "untouched_changed")
+
+
+def test_a_kernel_that_was_not_launched_is_named() -> None:
+    """Torch launches none of Triton's."""
+    walk = _walk(replace(provider("torch"), launching=frozenset({"dense_mlp"})))
+    walk.step(forced(walk.config, 2, 1)[0])
+    assert {(d.op, d.statistic) for d in walk.found} == {("dense_mlp", "dispatch")}
 
 
 def _captured(tmp_path: Path) -> tuple[Walk, Path]:
