@@ -98,8 +98,9 @@ def _types(interpreter: Any) -> None:
     np_dtype = interpreter._get_np_dtype
 
     def block(self: Any, element_ty: Any, shape: Any) -> None:
-        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
-        if key not in blocks:
+        numbers = [getattr(size, "value", size) for size in shape]
+        key = element_ty.name, *numbers
+        if key not in blocks or not set(map(type, numbers)) <= {int}:  # 4.0 finds 4, but is refused
             new_block(self, element_ty, shape)
             blocks[key] = vars(self) | {"sizes": key[1:]}
         vars(self).update(blocks[key])
@@ -201,9 +202,9 @@ class _Semantics:
         return input if same else original(input, dst_ty, fp_downcast_rounding)
 
     def scalar_constant(self, original: Any, value: Any, dtype: Any) -> Any:
-        if type(value) not in NUMBERS:
+        if type(value) not in NUMBERS or value != value:  # NaN has a sign that shows nowhere
             return original(value, dtype)
-        key = type(value), repr(value), dtype.name  # repr: 0.0 is not -0.0, and NaN is NaN
+        key = type(value), repr(value), dtype.name  # repr: 0.0 is not -0.0
         if key not in self.constants:
             self.constants[key] = original(value, dtype).handle
             self.constants[key].data.flags.writeable = False  # a write is an error, not another number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kernels_under_test import interpreter, interpreter_speed
 
@@ -23,9 +22,13 @@ if interpreter.device() == "cpu":
 
     FAST = tritons.interpreter_semantic
     PLAIN = TritonSemantic(tritons.interpreter_builder)
-TYPES = (tl.int1, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float16, tl.bfloat16, tl.float32, tl.float64)
+TYPES = (
+    tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64,
+    tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.float8e4nv, tl.float8e5,
+)  # fmt: skip
 SHAPES = ((), (1,), (4,), (1, 4), (2, 1), (2, 4), (2, 1, 4))
-NUMBERS = (0, 0.0, -0.0, 1, 1.0, True, False, -1, 3, 2.5, 2**40, float("nan"), float("inf"), -1e-40)
+NANS = float("nan"), -float("nan")
+NUMBERS = (0, 0.0, -0.0, 1, 1.0, True, False, -1, 3, 2.5, 2**40, float("inf"), -1e-40, *NANS)
 # Of addition, of products, of shifts, of division.
 FLAGS: tuple[tuple[tuple[bool, ...], dict[str, bool]], ...] = (
     ((True, True), {}),
@@ -33,7 +36,6 @@ FLAGS: tuple[tuple[tuple[bool, ...], dict[str, bool]], ...] = (
     ((False, False, False), {}),
     ((False, False, True, True), {}),
 )
-operands = st.one_of(st.sampled_from(NUMBERS), st.tuples(st.sampled_from(TYPES), st.sampled_from(SHAPES)))
 
 
 def tensor(what: Any) -> Any:
@@ -61,13 +63,28 @@ def seen(call: Any, *args: Any, **more: Any) -> Any:
     ]
 
 
-@given(operands, operands, st.sampled_from(FLAGS))
-def test_operands_become_what_triton_makes_of_them(lhs: Any, rhs: Any, flags: Any) -> None:
+@pytest.fixture(autouse=True)
+def launched() -> Iterator[None]:
+    """As in a launch: the operators of tensors are the interpreter's."""
+    scope = tritons._patch_lang(kernel.fn)
+    yield
+    scope.restore()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
+@pytest.mark.parametrize("flags", FLAGS)
+def test_operands_become_what_triton_makes_of_them(flags: Any) -> None:
+    """Every number beside every type on either side, and every pair of types."""
     how, more = flags
-    expected = seen(PLAIN.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
-    for _ in range(2):  # the second time, what was kept
-        got = seen(FAST.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
-        assert got == expected
+    tensors = [(dtype, shape) for dtype in TYPES for shape in ((), (4,))]
+    pairs = [*itertools.product(NUMBERS, tensors), *itertools.product(tensors, NUMBERS)]
+    pairs += itertools.product(((dtype, (4,)) for dtype in TYPES), ((dtype, (1,)) for dtype in TYPES))
+    pairs += itertools.product(((tl.float32, shape) for shape in SHAPES), repeat=2)
+    for lhs, rhs in pairs:
+        expected = seen(PLAIN.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
+        for _ in range(2):  # the second time, what was kept
+            got = seen(FAST.binary_op_type_checking_impl, tensor(lhs), tensor(rhs), *how, **more)
+            assert got == expected, (lhs, rhs)
 
 
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(SHAPES, SHAPES)])
@@ -84,12 +101,13 @@ def test_broadcasts_become_what_triton_makes_of_them(one: Any, other: Any) -> No
 
 @pytest.mark.parametrize(("source", "to"), [*itertools.product(TYPES, TYPES)])
 def test_casts_become_what_triton_makes_of_them(source: Any, to: Any) -> None:
-    for shape in ((), (2, 4)):
-        assert seen(FAST.cast, tensor((source, shape)), to) == seen(PLAIN.cast, tensor((source, shape)), to)
+    for shape, rounding in itertools.product(((), (2, 4)), (None, "rtne", "rtz")):
+        got, expected = (seen(each.cast, tensor((source, shape)), to, rounding) for each in (FAST, PLAIN))
+        assert got == expected
 
 
 @pytest.mark.parametrize(("value", "dtype"), [*itertools.product(NUMBERS, TYPES)])
-@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value encountered")
 def test_constants_are_what_triton_makes_of_them(value: Any, dtype: Any) -> None:
     expected = seen(PLAIN.scalar_constant, value, dtype)
     assert seen(FAST.scalar_constant, value, dtype) == expected
@@ -111,6 +129,13 @@ def test_usual_questions_get_tritons_answers() -> None:
     with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
         tritons.TensorHandle(np.zeros(1, dtype=np.int64), tl.int32)
     tritons.TensorHandle(np.zeros(1, dtype=np.uint64), tl.pointer_type(tl.int32))
+
+
+def test_sizes_that_are_no_integers_are_refused_every_time() -> None:
+    for _ in range(2):
+        assert tl.block_type(tl.float32, [4]).shape[0] == 4
+        with pytest.raises(TypeError):
+            tl.block_type(tl.float32, [4.0])
 
 
 def test_a_kept_constant_cannot_be_changed() -> None:
