@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +28,16 @@ TYPES = (
     tl.int1, tl.int8, tl.int16, tl.int32, tl.int64, tl.uint8, tl.uint16, tl.uint32, tl.uint64,
     tl.float16, tl.bfloat16, tl.float32, tl.float64, tl.float8e4nv, tl.float8e5,
 )  # fmt: skip
-SHAPES = ((), (1,), (4,), (1, 4), (2, 1), (2, 4), (2, 1, 4))
+SHAPES = ((), (1,), (4,), (8,), (1, 4), (2, 1), (2, 4), (2, 1, 4))
 NANS = float("nan"), -float("nan")
 NUMBERS = (0, 0.0, -0.0, 1, 1.0, True, False, -1, 3, 2.5, 2**40, float("inf"), -1e-40, *NANS)
-# Of addition, of products, of shifts, of division.
+# Of addition, of subtraction, of products, of shifts, of ``fdiv``, of division.
 FLAGS: tuple[tuple[tuple[bool, ...], dict[str, bool]], ...] = (
     ((True, True), {}),
+    ((True, False), {}),
     ((), {}),
     ((False, False, False), {}),
+    ((False, False, False, True), {}),
     ((False, False, True, True), {}),
 )
 
@@ -177,3 +181,23 @@ def test_a_block_that_holds_a_number_once_is_stored_whole() -> None:
     expected[5:] = -1
     assert torch.equal(y, expected)
     assert interpreter_speed.sizes(tl.int32) == ()
+
+
+def test_a_nested_function_may_name_a_module_of_the_language_that_its_kernel_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nested_of_core.py").write_text(
+        "import triton\nimport triton.language as tl\nfrom triton.language import core\n"
+        "@triton.jit\ndef larger(a, b):\n    return core.maximum(a, b) + tl.zeros_like(a)\n"
+    )
+    (tmp_path / "kernel_of_tl.py").write_text(
+        "import triton\nimport triton.language as tl\nfrom nested_of_core import larger\n"
+        "@triton.jit\ndef kernel(x, y, N: tl.constexpr):\n    i = tl.arange(0, N)\n"
+        "    tl.store(y + i, larger(tl.load(x + i), i))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    outer = importlib.import_module("kernel_of_tl").kernel
+    x, y = torch.tensor([3, -1, 7, 2], dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    for _ in range(2):
+        outer[(1,)](x, y, 4)
+        assert y.tolist() == [3, 1, 7, 3]

@@ -121,12 +121,14 @@ def conclude(
 
     troubles = [trouble, *_copies(document, options), _shown(document, folder, show)]
     trouble = "; ".join(filter(None, troubles))
-    hint = f"go on with: lockstep {options.name} --resume {folder}" if options.name in RESUMABLE else ""
+    resumed = options.name in RESUMABLE
+    hint = f"go on with: lockstep {options.name} --resume {folder}" if resumed else ""
+    remedy = f"put that right and {hint}" if hint else "make room, or choose another place"
     if interrupted:
         streams.say("lockstep: " + "; ".join(filter(None, ["interrupted", trouble, hint])))
         return INTERRUPTED
     if trouble:
-        streams.say("lockstep: " + "; ".join(filter(None, [trouble, hint and f"put that right and {hint}"])))
+        streams.say(f"lockstep: {trouble}; {remedy}")
         return ERROR
     return EXIT_STATUS[document.verdict]
 

@@ -73,6 +73,10 @@ def main(options: argparse.Namespace, command: str) -> int:
     alone = [n for n in ("faults", "ranks", "replay") if getattr(options, n) not in (None, False)]
     if len(alone) > 1:
         raise UserError(f"--{' and --'.join(alone)}: each stops after its own work; give one of them")
+    if options.ranks is None and (options.exchange or options.seconds):
+        raise UserError(
+            f"--{'exchange' if options.exchange else 'seconds'} is of --ranks alone: leave it out"
+        )
     if (options.replay and (options.json or options.junit)) or (options.faults and options.junit):
         raise UserError(f"--{alone[0]} writes no such document: leave out --json and --junit")
     check_outputs(options)
@@ -108,6 +112,8 @@ def _run(options: argparse.Namespace, command: str) -> int:
     work = work_of(setup)
     if not work:
         raise UserError("nothing to walk: no selected provider has one of the selected walks")
+    if options.judged is not None and all(item.scenario != "long" for item, _ in work):
+        raise UserError("--judged is of the long walk alone: leave it out, or add --only long")
     session_of(setup)  # weights that do not fit are refused before anything runs
     folder = new_folder(options.report_dir or REPORTS, _hash(work, options.seed))
     setup.folder = str(folder)

@@ -35,8 +35,9 @@ def main(options: argparse.Namespace, command: str) -> int:
         raise UserError(
             "--plugin: ranks through gloo know built-in providers alone; add --exchange mailboxes"
         )
-    if options.json or options.junit:
-        raise UserError("--ranks through gloo writes no such document: leave out --json and --junit")
+    if options.json or options.junit or options.report_dir or options.seconds:
+        unfit = "--json, --junit, --report-dir and --seconds"
+        raise UserError(f"--ranks through gloo writes no such document: leave out {unfit}")
     if options.ranks not in RANKS:
         raise UserError(f"--ranks {options.ranks}: one of {', '.join(map(str, RANKS))}")
     from validation import providers, streams

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--reply", type=int, metavar="TOKENS", help="as many as a reply of Kimi K3 of that length needs"
     )
     add("--risk", type=float, default=RISK, metavar="P", help="failures in such a reply, below (default: 1)")
-    add("--seconds", type=seconds, metavar="S", help="time for all of it")
+    add("--seconds", type=seconds, metavar="S", help="time for exchanges and trials, from the start on")
     add("--mode", action="append", default=[], metavar="NAME", help="only this stress mode (repeatable)")
     add("--layers", metavar="PATTERN", help="one letter a layer, as in lockstep sync")
     add("--batches", type=int, nargs="+", metavar="N", help="rows that steps are drawn from")
@@ -185,11 +185,11 @@ def _document(results: Results, command: str, tier: str, interrupted: bool) -> D
 
     plan = results.plan
     settings = Settings(("stress",), ("triton",), tier=tier, device=plan.device, seed=plan.seed)
-    stopped = ["stopped before the end"] if interrupted else []
-    verdict = "undecided" if stopped and not results.failures else results.verdict
+    stopped = ["stopped before the end"] if interrupted else results.doubts
+    verdict = "undecided" if interrupted and not results.failures else results.verdict
     return Document(
         command, verdict, collect(settings), cases(results), controls=controls(results),
-        notes=[*stopped, *results.failures[:20], *results.errors, *results.doubts], seconds=results.seconds,
+        notes=[*results.failures[:20], *results.errors, *stopped], seconds=results.seconds,
         details=details(results),
     )  # fmt: skip
 

@@ -52,6 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace, command: str) -> int:
     """Prove, plant, print; the exit status follows from the verdict."""
+    from validation.commands.outcome import INTERRUPTED
     from validation.report.document import check_writable
     from validation.report.schema import EXIT_STATUS
 
@@ -61,18 +62,30 @@ def main(options: argparse.Namespace, command: str) -> int:
         check_writable(options.json, "--json")
     faults, jobs = _faults(options), _jobs(options)
     began = time.perf_counter()
-    proofs, controls = _run(jobs, faults)
+    proofs: list[Proof] = []
+    controls: list[Control] = []
+    interrupted, trouble = False, ""
+    try:
+        _run(jobs, faults, proofs, controls)
+    except KeyboardInterrupt:
+        interrupted = True
     verdict = _verdict(proofs, controls)
-    trouble = ""
+    if interrupted and verdict == "pass":
+        verdict = "undecided"
     try:
         if options.json:
             _write(options.json, command, verdict, proofs, controls, time.perf_counter() - began)
     except UserError as error:  # what was proved is shown all the same
         trouble = str(error)
     streams.try_to(lambda: _show(proofs, controls, bool(options.fault)))
-    print(_summary(verdict, proofs, controls, time.perf_counter() - began))
+    if proofs or not interrupted:
+        print(_summary(verdict, proofs, controls, time.perf_counter() - began))
     if trouble:
         raise UserError(trouble)
+    if interrupted:
+        left = len(jobs) + len(faults) - len(proofs) - len(controls)
+        streams.say(f"lockstep: interrupted; {left} of {len(jobs) + len(faults)} were not examined")
+        return INTERRUPTED
     return EXIT_STATUS[verdict]
 
 
@@ -113,13 +126,15 @@ Proof = tuple["Protocol", "Outcome"]
 Control = tuple["Fault", "Outcome"]
 
 
-def _run(jobs: list[tuple[Protocol, Setting]], faults: list[Fault]) -> tuple[list[Proof], list[Control]]:
-    """Everything, under a progress bar."""
+def _run(
+    jobs: list[tuple[Protocol, Setting]], faults: list[Fault], proofs: list[Proof], controls: list[Control]
+) -> None:
+    """Everything, under a progress bar; what is done is in the two lists, whatever ends it."""
     from validation.commands.measured import counted
     from validation.sync.kimi_k3 import subject
     from validation.sync.verify import examine, find
 
-    protocols, proofs, controls = subject(), [], []
+    protocols = subject()
     with counted("interleavings", len(jobs) + len(faults)) as advance:
         for protocol, setting in jobs:
             proofs.append((protocol, examine(protocols, setting)))
@@ -127,7 +142,6 @@ def _run(jobs: list[tuple[Protocol, Setting]], faults: list[Fault]) -> tuple[lis
         for fault in faults:
             controls.append((fault, find(protocols, fault)))
             advance()
-    return proofs, controls
 
 
 def _verdict(proofs: list[Proof], controls: list[Control]) -> Any:

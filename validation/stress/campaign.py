@@ -133,10 +133,11 @@ class Results:
                 f"no time was left to compare {', '.join(alone)} with a quiet run; more (--seconds) would do"
             )
         if self.exchanges < self.plan.exchanges:
-            rate = self.exchanges / max(sum(run.seconds for run in self.runs), 1e-9)
-            more = (self.plan.exchanges - self.exchanges) / rate if self.exchanges else float("inf")
+            spent = sum(run.seconds for run in self.runs)
+            more = spent * (self.plan.exchanges / self.exchanges - 1) if self.exchanges else 0.0
+            about = f"about {more:,.0f} s " if more else ""
             short = f"{self.exchanges:,} of {self.plan.exchanges:,} exchanges in the time given"
-            found.append(f"{short}; about {more:,.0f} s more (--seconds) would do")
+            found.append(f"{short}; {about}more (--seconds) would do")
         return found
 
     @property

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 from step_case import Case, small
 
 from validation.step import between
 from validation.step.executor import provider
 from validation.subjects.kimi_k3.batch import batch_of
+from validation.subjects.kimi_k3.config import Config
+from validation.subjects.kimi_k3.operation import Binding
 from validation.subjects.kimi_k3.state import State
 
 
-def _stepped(**more: object) -> tuple[Case, object]:
+def _stepped(**more: object) -> tuple[Case, Binding]:
     case = Case(small(**more))  # type: ignore[arg-type]
     case.step(provider("torch"), case.ids())
     case.step(provider("torch"), case.ids())
@@ -36,6 +41,24 @@ def test_ranks_part_by_one_bit() -> None:
     case.state.kv[4][1, row, 1] ^= 1  # behind the last key: nobody's
     case.state.kv[4][1, row, 0, 3] ^= 1
     assert between.ranks(0, b) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "column"),
+    [
+        ("embedded", "embedded", lambda c: 3),
+        ("latent query and key", "mla_projected", lambda c: c.gate_start - 1),
+        ("decay gate", "kda_projected", lambda c: 4 * c.kda_width + c.gate_rank - 1),
+    ],
+)
+def test_replicated_columns_are_compared(name: str, tensor: str, column: Callable[[Config], int]) -> None:
+    case, b = _stepped()
+    assert between.ranks(0, b) == []
+    place = 1, 1, column(case.config)
+    part = getattr(case.scratch, tensor).view(torch.int16)
+    part[place] ^= 1
+    assert [d.output for d in between.ranks(0, b)] == [name]
+    part[place] ^= 1
 
 
 def test_a_zero_that_changes_its_sign_between_steps_is_seen() -> None:
@@ -98,6 +121,21 @@ def test_all_of_a_resumed_request_is_what_was_saved() -> None:
         now = saved.clone()
         now.kv[3][page(position)][0] ^= 1
         assert found(now) == seen, position
+
+
+def test_what_the_next_step_reads_must_be_finite_and_rejected_drafts_need_not() -> None:
+    case = Case(small(drafts=2))
+    case.step(provider("torch"), case.ids(3), [2, 2])
+    request = case.requests[0]
+    for kind, place, seen in (
+        ("recurrent", (0, request.slots[1]), True),
+        ("recurrent", (0, request.slots[2]), False),
+        ("conv", (0, request.slots[0], 3, 3), True),
+        ("conv", (0, request.slots[0], 3, 0), False),
+    ):
+        state = case.state.clone()
+        getattr(state, kind)[1][place] = torch.inf
+        assert [d.output for d in between.finite(0, state, case.requests)] == [kind] * seen, (kind, place)
 
 
 def test_staging_names_the_field() -> None:

@@ -101,6 +101,10 @@ def test_a_faulty_provider_fails_with_its_place_and_a_capture(
         (("--faults", "--ranks", "2"), "--faults and --ranks: each stops after its own work"),
         (("--ranks", "2", "--plugin", "x.py"), "--plugin: ranks through gloo know built-in providers alone"),
         (("--ranks", "2", "--json", "r.json"), "--ranks through gloo writes no such document"),
+        (("--ranks", "2", "--seconds", "5"), "leave out --json, --junit, --report-dir and --seconds"),
+        (("--seconds", "5"), "--seconds is of --ranks alone"),
+        (("--exchange", "gloo"), "--exchange is of --ranks alone"),
+        (("--only", "tenants", "--judged", "3"), "--judged is of the long walk alone"),
         (("--faults", "--junit", "r.xml"), "--faults writes no such document"),
     ],
 )
@@ -186,3 +190,14 @@ def test_a_walk_that_ends_its_process_costs_no_other_walk(
     assert cases["dying"]["verdict"] == "error"
     assert cases["dying"]["note"] == "its process ended with status 7"
     assert cases["torch"]["verdict"] == "pass"
+
+
+def test_a_full_disk_costs_the_file_and_not_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _step(tmp_path, "--only", "memory", "--json", "/dev/full") == 3
+    said = capsys.readouterr()
+    assert "PASS: 1 case" in said.out
+    assert said.err.splitlines()[-1] == (
+        "lockstep: cannot write /dev/full: no space left on device; make room, or choose another place"
+    )

@@ -11,6 +11,7 @@ from step_case import small
 from validation.step.executor import Executor, provider
 from validation.step.walk import Hooks, Walk, forced
 from validation.step.watch import Watch, bits
+from validation.subjects.kimi_k3.batch import Batch
 from validation.subjects.kimi_k3.operation import Binding, Program
 from validation.subjects.kimi_k3.weights import random_weights
 
@@ -229,3 +230,19 @@ def test_a_window_begins_with_what_it_finds() -> None:
         for ids in steps[2:]:
             walk.step(ids)
         assert [d.step for d in walk.watch.end(walk) if d.op == "continuity"] == seen
+
+
+def test_a_step_that_is_told_a_wrong_length_is_seen() -> None:
+    def stage(batch: Batch) -> Batch:
+        told.append(batch.clone())
+        if len(told) == 2:
+            told[-1].lengths += 1
+        return told[-1]
+
+    told: list[Batch] = []
+    walk = Walk(small(), _weights(), provider("inductor"), None, Hooks(stage=stage), checks=False)
+    walk.admit(), walk.admit()
+    walk.watch = Watch(walk)
+    for ids in forced(small(), 2, 3):
+        walk.step(ids)
+    assert [(d.op, d.output, d.step) for d in walk.watch.end(walk)][:1] == [("staging", "lengths", 1)]

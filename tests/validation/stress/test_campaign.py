@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from validation.commands.stress import _document
 from validation.commands.stress_report import cases
 from validation.stress import campaign
 from validation.stress.campaign import DEPLOYMENTS, Plan, Results, _compare, bound_words
@@ -124,6 +125,23 @@ def test_trials_end_with_the_time_given_and_those_left_out_are_no_pass(
         [] if made == 6 else ["2 of 6 trials in the time given; more (--seconds) would do"]
     )
     assert results.verdict == ("pass" if made == 6 else "undecided")
+
+
+def test_what_is_missing_is_said_with_the_time_that_it_would_take() -> None:
+    results = _results()
+    results.plan = replace(results.plan, exchanges=400)
+    assert results.doubts == ["100 of 400 exchanges in the time given; about 6 s more (--seconds) would do"]
+    results.runs = []
+    assert results.doubts[-1] == "0 of 400 exchanges in the time given; more (--seconds) would do"
+
+
+def test_an_interrupted_run_says_so_and_nothing_of_time_given() -> None:
+    results = _results()
+    results.plan = replace(results.plan, exchanges=400)
+    document = _document(results, "lockstep stress", "quick", interrupted=True)
+    assert (document.verdict, document.notes) == ("undecided", ["stopped before the end"])
+    document = _document(results, "lockstep stress", "quick", interrupted=False)
+    assert (document.verdict, document.notes) == ("undecided", results.doubts)
 
 
 def test_an_interrupted_run_says_how_long_it_took(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,21 @@ def test_a_full_disk_costs_the_file_and_not_what_was_proved(
     assert "runs proved safe" in said.out
     assert "no space left on device" in said.err
     assert said.err.strip().count("\n") == 0
+
+
+def test_what_was_proved_before_an_interrupt_is_shown_and_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from validation.sync import verify
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verify, "find", interrupted)
+    words = [*FEW, "--protocol", "oproj_one_shot", "--json", str(tmp_path / "r.json")]
+    assert cli.main(words) == 130
+    said = capsys.readouterr()
+    assert "UNDECIDED: " in said.out
+    assert "runs proved safe" in said.out
+    assert said.err.strip().endswith("were not examined")
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "undecided"
