@@ -195,7 +195,7 @@ def test_a_walk_that_ends_its_process_costs_no_other_walk(
 def test_a_full_disk_costs_the_file_and_not_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _step(tmp_path, "--only", "memory", "--json", "/dev/full") == 3
+    assert _step(tmp_path, "--provider", "torch", "--only", "memory", "--json", "/dev/full") == 3
     said = capsys.readouterr()
     assert "PASS: 1 case" in said.out
     assert said.err.splitlines()[-1] == (
