@@ -179,7 +179,6 @@ class _Semantics:
     def __init__(self, interpreter: Any) -> None:
         self.handle, self.semantic = interpreter.TensorHandle, interpreter.interpreter_semantic
         self.block_type = interpreter.tl.block_type
-        self.blocks: dict[Any, Any] = {}
         self.constants: dict[Any, Any] = {}
         self.promoted: dict[Any, tuple[Any, Any]] = {}
 
@@ -261,10 +260,7 @@ class _Semantics:
         data = np.ascontiguousarray(operand.handle.data)
         steps = [0 if n == 1 else step for n, step in zip(own, data.strides, strict=True)] if own else None
         data = np.ndarray(wide, data.dtype, data, strides=steps or (0,) * len(wide))
-        key = scalar.name, wide
-        if key not in self.blocks:
-            self.blocks[key] = self.block_type(scalar, list(wide))
-        return self.semantic.tensor(self.handle(data, scalar), self.blocks[key])
+        return self.semantic.tensor(self.handle(data, scalar), self.block_type(scalar, list(wide)))
 
 
 def _fits(one: int, other: int) -> bool:

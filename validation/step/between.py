@@ -87,19 +87,25 @@ def staging(step: int, staged: Batch, right: Batch) -> list[Divergence]:
     return found
 
 
+def replicated(b: Binding, wanted: int) -> dict[str, Tensor]:
+    """What every rank holds alike after a step, by name: the embedding, ``wanted`` rows of logits, and
+    replicated columns of the last projections. [rank, row, column]"""
+    s, c, rows = b.scratch, b.config, b.batch.rows
+    whole = 4 * c.kda_width
+    return {
+        "embedded": s.embedded[:, :rows],
+        "logits": s.logits[:, :wanted, : c.vocabulary],
+        "latent query and key": s.mla_projected[:, :rows, : c.gate_start],
+        "decay gate": s.kda_projected[:, :rows, whole : whole + c.gate_rank],
+    }
+
+
 def ranks(step: int, b: Binding) -> list[Divergence]:
     """Embedding, logits, replicated columns of the last projections, and every request's keys."""
-    s, rows, c = b.scratch, b.batch.rows, b.config
-    replicated: dict[str, Tensor] = {
-        "embedded": s.embedded[:, :rows],
-        "logits": s.logits[:, : len(b.batch.wanted), : c.vocabulary],
-        "latent query and key": s.mla_projected[:, :rows, : c.gate_start],
-        "decay gate": s.kda_projected[:, :rows, 4 * c.kda_width : 4 * c.kda_width + c.gate_rank],
-    }
     found = []
-    for name, tensor in replicated.items():
+    for name, tensor in replicated(b, len(b.batch.wanted)).items():
         found += _equal(step, name, -1, tensor)
-    if c.dcp == 1:
+    if b.config.dcp == 1:
         for layer, cache in b.state.kv.items():
             tables = b.batch.block_table.long()
             keys = torch.stack([pages[table] for pages, table in zip(cache, tables, strict=True)])

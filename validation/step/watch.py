@@ -119,17 +119,9 @@ class Watch:
             self.wrong["nobody", kind, layer] = changed.any()
 
     def _ranks(self, b: Binding, live: int) -> None:
-        s, c, rows = b.scratch, b.config, b.batch.rows
-        whole = 4 * c.kda_width
-        replicated = {
-            "embedded": s.embedded[:, :rows],
-            "logits": s.logits[:, :live, : c.vocabulary],
-            "latent query and key": s.mla_projected[:, :rows, : c.gate_start],
-            "decay gate": s.kda_projected[:, :rows, whole : whole + c.gate_rank],
-        }
-        for name, tensor in replicated.items():
+        for name, tensor in between.replicated(b, live).items():
             self.wrong["ranks", name, -1] = (bits(tensor) != bits(tensor[:1])).any()
-        if c.dcp > 1:
+        if b.config.dcp > 1:
             return
         for layer, cache in b.state.kv.items():
             keys = cache.flatten(1, 2)[self.ranks, b.batch.kv_slot[:, :live]]

@@ -372,15 +372,16 @@ def _drills(plan: Plan, crew: Crew, results: Results, until: float, say: Callabl
         patience=IMPATIENCE[plan.device],
     )
     longer = replace(job, steps=steps * (40 if plan.device == "cpu" else 400))
-    for number, (drill, base) in enumerate([(drills.hang, job), (drills.kill, longer)] * plan.trials):
-        if number > 1 and time.monotonic() > until:
-            break
-        if number > 1 and drill is drills.hang:  # the one before killed a rank
-            crew.restart()
-        results.drills.append(drill(crew, base, number // 2))
-        last = results.drills[-1]
-        named = f"named in {last.seconds:.1f} s" if last.right else "NOT NAMED"
-        say(f"{last.kind} {number // 2 + 1} of {plan.trials}: rank {last.victim} {named}")
+    for trial in range(plan.trials):
+        for drill, base in ((drills.hang, job), (drills.kill, longer)):
+            if trial and time.monotonic() > until:
+                return
+            if trial and drill is drills.hang:  # the trial before killed a rank
+                crew.restart()
+            last = drill(crew, base, trial)
+            results.drills.append(last)
+            named = f"named in {last.seconds:.1f} s" if last.right else "NOT NAMED"
+            say(f"{last.kind} {trial + 1} of {plan.trials}: rank {last.victim} {named}")
 
 
 def bound_words(results: Results) -> str:

@@ -100,7 +100,7 @@ def test_a_drill_or_a_flipped_bit_that_goes_unnoticed_is_no_pass() -> None:
 
 
 class _Crew:
-    """One that has only drills, of a second each."""
+    """One that counts how often it was started anew."""
 
     restarted = 0
 
